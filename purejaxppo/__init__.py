@@ -1,0 +1,41 @@
+"""PPO for people who want statistics instead of anecdotes.
+
+`train(config, hparams, key)` scans `update = collect -> estimate -> improve`: a whole run is one pure function, so
+`jax.jit(jax.vmap(...))` trains hundreds of seeds and hyperparameters as one program. Below it stands the maths, pure
+functions of arrays; above it everything with a side effect.
+
+    config, types    the two kinds of settings; the shapes
+    ops/             the maths
+    agent/           envs, networks, rollout, ppo: the parts of one update
+    train            init, update, run, train, evaluate
+    sweep            grids and seeds -> runs, over all devices
+    host/            command line, progress, files, pictures
+
+Arrows point one way: host -> sweep -> train -> agent -> {ops, types, config}.
+"""
+
+from purejaxppo import ops
+from purejaxppo.config import Config, HParams
+from purejaxppo.sweep import SweepResult, grid, sweep, use_all_cores
+from purejaxppo.train import evaluate, init, run, train, update
+from purejaxppo.types import Batch, Episodes, Metrics, TrainState, Transition
+
+__all__ = [
+    "Batch",
+    "Config",
+    "Episodes",
+    "HParams",
+    "Metrics",
+    "SweepResult",
+    "TrainState",
+    "Transition",
+    "evaluate",
+    "grid",
+    "init",
+    "ops",
+    "run",
+    "sweep",
+    "train",
+    "update",
+    "use_all_cores",
+]

@@ -1,0 +1,135 @@
+"""Environments. The only file that knows gymnax.
+
+`make` turns a name into an `Env`: two pure functions with flat float32 observations, scalar float32 rewards, the two
+kinds of episode end apart, and the final observation of an episode before the automatic reset replaces it.
+
+Importing gymnax makes arrays, which starts JAX and fixes its devices; it is imported on first use instead, so that
+`sweep.use_all_cores` can be called after `import purejaxppo`.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class EnvStep(NamedTuple):
+    """One step of one environment."""
+
+    obs: jax.Array  # [O] float32, to act on next: the first of a new episode where this one ended
+    state: Any
+    reward: jax.Array  # () float32
+    terminated: jax.Array  # () bool, the environment ended the episode
+    truncated: jax.Array  # () bool, the time limit was reached
+    final_obs: jax.Array  # [O] float32, of the true successor, before any reset
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """An environment: its sizes, and `reset` and `step` for one copy of it (vmap them for more).
+
+    Attributes:
+      name: as registered.
+      num_features: O, the length of a flattened observation.
+      num_actions: A.
+      reset: key -> (obs [O], state).
+      step: (key, state, action) -> EnvStep; resets by itself at an episode's end.
+    """
+
+    name: str
+    num_features: int
+    num_actions: int
+    reset: Callable[[jax.Array], tuple[jax.Array, Any]]
+    step: Callable[[jax.Array, Any, jax.Array], EnvStep]
+
+
+@functools.cache
+def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
+    """The environment of that name with the given parameters overridden.
+
+    Args:
+      name: any environment that gymnax registers, `gymnax.register` included.
+      env_params: (name, value) pairs; parameters of the environment or arguments of its constructor.
+
+    Raises:
+      ValueError: for an unknown environment (with the close ones), an unknown or invalid parameter, a space that is
+        not supported, or an environment whose data cannot be loaded.
+    """
+    from gymnax.environments import spaces
+
+    env, params = _construct(name, dict(env_params))
+    action_space = env.action_space(params)
+    if not isinstance(action_space, spaces.Discrete):
+        raise ValueError(f"config.env = {name!r}: its actions are {action_space!r}; supported: Discrete")
+    flatten = _flattener(name, env.observation_space(params))
+
+    def reset(key: jax.Array) -> tuple[jax.Array, Any]:
+        obs, state = env.reset(key, params)
+        return flatten(obs), _strong(state)
+
+    def step(key: jax.Array, state: Any, action: jax.Array) -> EnvStep:
+        obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
+        return EnvStep(
+            obs=flatten(obs),
+            state=_strong(state),
+            reward=jnp.asarray(reward, jnp.float32).reshape(()),
+            terminated=jnp.asarray(terminated, bool).reshape(()),
+            truncated=jnp.asarray(truncated, bool).reshape(()),
+            final_obs=flatten(info["final_observation"]),
+        )
+
+    return Env(
+        name=name,
+        num_features=jax.eval_shape(reset, jax.random.key(0))[0].shape[0],
+        num_actions=int(action_space.n),
+        reset=reset,
+        step=step,
+    )
+
+
+def _construct(name: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
+    """The gymnax environment and its parameters, each override given to the one that knows it."""
+    import gymnax
+    from gymnax.registration import _registry as factories
+
+    if name not in gymnax.registered_envs:
+        close = difflib.get_close_matches(name, gymnax.registered_envs, n=3, cutoff=0.4)
+        listed = "close ones" if close else "registered ones"
+        raise ValueError(
+            f"config.env = {name!r}: no such environment; {listed}: {', '.join(close or gymnax.registered_envs)}"
+        )
+    arguments = set(inspect.signature(factories[name]).parameters) & set(overrides)
+    try:
+        env, params = gymnax.make(name, **{argument: overrides.pop(argument) for argument in arguments})
+    except OSError as error:
+        raise ValueError(f"config.env = {name!r}: its data could not be loaded ({error})") from None
+    defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    for parameter, value in overrides.items():
+        if parameter not in defaults:
+            raise ValueError(
+                f"config.env_params.{parameter}: {name} has no such parameter; it has {', '.join(sorted(defaults))}"
+            )
+        if isinstance(value, str) or not jnp.isfinite(jnp.asarray(value)).all():
+            raise ValueError(f"config.env_params.{parameter} = {value!r}: must be a finite number")
+    return env, params.replace(**overrides)
+
+
+def _flattener(name: str, space: Any) -> Callable[[Any], jax.Array]:
+    """How an observation of this space becomes a vector [O]: integers from a set one-hot, everything else raveled."""
+    from gymnax.environments import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return lambda obs: jax.nn.one_hot(obs, space.n, dtype=jnp.float32)
+    if isinstance(space, spaces.Box):
+        return lambda obs: jnp.asarray(obs, jnp.float32).reshape(-1)
+    raise ValueError(f"config.env = {name!r}: its observations are {space!r}; supported: Box, Discrete")
+
+
+def _strong(state: Any) -> Any:
+    """Without weak types: a scan carry must keep its types, and `time=0` is weakly typed until the first step."""
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)

@@ -1,0 +1,133 @@
+"""Improve: epochs of shuffled minibatches on one batch.
+
+`improve` is a pure function of one run's parameters, optimiser state, batch and permutations: no random numbers, no
+environment, fixed loop lengths. A fused kernel can replace it with this version as its oracle.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from purejaxppo import ops
+from purejaxppo.agent import networks
+from purejaxppo.config import Config, HParams
+from purejaxppo.types import Batch, Improvement
+
+
+class Losses(NamedTuple):
+    """Of one optimiser step."""
+
+    policy_loss: jax.Array  # () float32
+    value_loss: jax.Array  # () float32
+    grad_norm: jax.Array  # () float32
+
+
+class Diagnostics(NamedTuple):
+    """Of a policy on the full batch; as in `Improvement`."""
+
+    entropy: jax.Array
+    approx_kl: jax.Array
+    exact_kl: jax.Array
+    clip_fraction: jax.Array
+
+
+def make_optimizer(hparams: HParams, learning_rate: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Adam on gradients clipped by their global norm."""
+    return optax.chain(
+        optax.clip_by_global_norm(hparams.max_grad_norm),
+        optax.scale_by_adam(eps=hparams.adam_eps),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def improve(
+    config: Config,
+    hparams: HParams,
+    network: networks.ActorCritic,
+    params: Any,
+    opt_state: optax.OptState,
+    batch: Batch,
+    permutations: jax.Array,
+    learning_rate: jax.Array,
+) -> tuple[Any, optax.OptState, Improvement]:
+    """Maximises the clipped surrogate, and fits the critic, by Adam on shuffled minibatches.
+
+    With `kl_early_stopping`, once the k3 estimate on the full batch is above `target_kl` after an epoch, the remaining
+    epochs leave every bit of parameters and optimiser as they are; the epoch that crossed the line is kept.
+
+    Args:
+      batch: [B, ...], in any order.
+      permutations: [K, B] int32, the order of the samples in each epoch.
+      learning_rate: () float32.
+
+    Returns:
+      Parameters, optimiser state, and what was done.
+    """
+    optimizer = make_optimizer(hparams, learning_rate)
+
+    def minibatch_step(
+        carry: tuple[Any, optax.OptState], minibatch: Batch
+    ) -> tuple[tuple[Any, optax.OptState], Losses]:
+        params, opt_state = carry
+        grads, (policy_loss, value_loss) = jax.grad(loss, has_aux=True)(params, config, hparams, network, minibatch)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        params = optax.apply_updates(params, updates)
+        return (params, opt_state), Losses(policy_loss, value_loss, optax.global_norm(grads))
+
+    def epoch(carry: tuple[Any, ...], permutation: jax.Array) -> tuple[tuple[Any, ...], tuple[jax.Array, Losses]]:
+        old, running = carry
+        shuffled = permutation.reshape(config.num_minibatches, config.minibatch_size)
+        minibatches = jax.tree.map(lambda x: x[shuffled], batch)
+        (params, opt_state), losses = jax.lax.scan(minibatch_step, old[:2], minibatches)
+        weights = jnp.broadcast_to(running, losses.policy_loss.shape)
+        if not config.kl_early_stopping:
+            return ((params, opt_state, old[2]), running), (weights, losses)
+        new = (params, opt_state, diagnose(hparams, network, params, batch))
+        kept = jax.tree.map(lambda new, old: jnp.where(running, new, old), new, old)
+        return (kept, running & ~(kept[2].approx_kl > hparams.target_kl)), (weights, losses)
+
+    zero = Diagnostics(*jnp.zeros(len(Diagnostics._fields)))
+    carry = ((params, opt_state, zero), jnp.array(True))
+    ((params, opt_state, diagnostics), _), (weights, losses) = jax.lax.scan(epoch, carry, permutations)
+    if not config.kl_early_stopping:
+        diagnostics = diagnose(hparams, network, params, batch)
+    losses = jax.tree.map(lambda x: jnp.mean(x, where=weights), losses)
+    num_epochs = jnp.sum(weights[:, 0], dtype=jnp.int32)
+    return params, opt_state, Improvement(**losses._asdict(), **diagnostics._asdict(), num_epochs=num_epochs)
+
+
+def loss(
+    params: Any, config: Config, hparams: HParams, network: networks.ActorCritic, minibatch: Batch
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """-surrogate + vf_coef * value loss - ent_coef * entropy, each a mean over the minibatch.
+
+    Returns:
+      () float32, and (policy loss, value loss), both () float32.
+    """
+    advantages = minibatch.advantages
+    if config.normalize_advantages:
+        advantages = ops.standardize(advantages)
+    policy = networks.distribution(networks.policy(network, params, minibatch.obs))
+    log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
+    policy_loss = -jnp.mean(ops.clipped_surrogate(log_ratio, advantages, hparams.clip_eps))
+    value = networks.value(network, params, minibatch.obs)
+    value_loss = jnp.mean(
+        ops.clipped_value_loss(value, minibatch.value, minibatch.value_targets, hparams.value_clip_eps)
+    )
+    total = policy_loss + hparams.vf_coef * value_loss - hparams.ent_coef * jnp.mean(policy.entropy())
+    return total, (policy_loss, value_loss)
+
+
+def diagnose(hparams: HParams, network: networks.ActorCritic, params: Any, batch: Batch) -> Diagnostics:
+    """How far the policy of `params` has moved from the one that collected the batch."""
+    old = networks.distribution(batch.dist_params)
+    new = networks.distribution(networks.policy(network, params, batch.obs))
+    log_ratio = new.log_prob(batch.action) - batch.log_prob
+    return Diagnostics(
+        entropy=jnp.mean(new.entropy()),
+        approx_kl=jnp.mean(ops.kl_k3(log_ratio)),
+        exact_kl=jnp.mean(old.kl_divergence(new)),
+        clip_fraction=jnp.mean(ops.clip_fraction(log_ratio, hparams.clip_eps)),
+    )

@@ -1,0 +1,78 @@
+"""Collect: T steps of N environments under the current policy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from purejaxppo.agent import networks
+from purejaxppo.agent.envs import Env
+from purejaxppo.config import Config
+from purejaxppo.types import TrainState, Transition
+
+
+def collect(
+    config: Config, env: Env, network: networks.ActorCritic, state: TrainState, key: jax.Array
+) -> tuple[TrainState, Transition]:
+    """Steps the environments `num_steps` times and evaluates the critic on everything they saw.
+
+    All random numbers are drawn before the scan; inside it stand the actor and the environments alone.
+
+    Args:
+      key: () typed key, used up here.
+
+    Returns:
+      The state with its environments moved on, and the rollout [T, N].
+    """
+    noise_key, step_key = jax.random.split(key)
+    shape = (config.num_steps, config.num_envs)
+    noise = networks.draw_noise(noise_key, (*shape, env.num_actions))
+    step_keys = jax.random.split(step_key, shape)
+
+    def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        env_state, obs, episode_return, episode_length = carry
+        noise, keys = inputs
+        dist_params = networks.policy(network, state.params, obs)
+        action = networks.sample(dist_params, noise)
+        env_step = jax.vmap(env.step)(keys, env_state, action)
+        episode_return += env_step.reward
+        episode_length += 1
+        ended = env_step.terminated | env_step.truncated
+        next_carry = (
+            env_step.state,
+            env_step.obs,
+            jnp.where(ended, 0.0, episode_return),
+            jnp.where(ended, 0, episode_length),
+        )
+        return next_carry, (
+            obs,
+            action,
+            dist_params,
+            env_step.final_obs,
+            env_step.reward,
+            env_step.terminated,
+            env_step.truncated,
+            episode_return,
+            episode_length,
+        )
+
+    carry = (state.env_state, state.obs, state.episode_return, state.episode_length)
+    carry, stored = jax.lax.scan(step, carry, (noise, step_keys))
+    obs, action, dist_params, final_obs, reward, terminated, truncated, episode_return, episode_length = stored
+    value, next_value = networks.value(network, state.params, jnp.stack([obs, final_obs]))
+    transition = Transition(
+        obs=obs,
+        action=action,
+        dist_params=dist_params,
+        log_prob=networks.distribution(dist_params).log_prob(action),
+        value=value,
+        next_value=next_value,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        episode_return=episode_return,
+        episode_length=episode_length,
+    )
+    env_state, obs, episode_return, episode_length = carry
+    state = state._replace(env_state=env_state, obs=obs, episode_return=episode_return, episode_length=episode_length)
+    return state, transition

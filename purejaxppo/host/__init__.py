@@ -1,0 +1,1 @@
+"""Every side effect: the command line, files, progress, pictures."""

@@ -1,0 +1,199 @@
+"""A whole run as one pure function: `train` scans `update`, which is collect -> estimate -> improve."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from purejaxppo import ops
+from purejaxppo.agent import envs, networks, ppo, rollout
+from purejaxppo.config import Config, HParams, as_float32, check_hparams
+from purejaxppo.types import Batch, Episodes, Improvement, Metrics, TrainState, Transition
+
+
+def train(config: Config, hparams: HParams, key: jax.Array) -> tuple[TrainState, Metrics]:
+    """One complete run. Pure: works under `jit` (config static), `vmap` over hparams and key, and `shard_map`.
+
+    Args:
+      config: static settings.
+      hparams: traced settings.
+      key: () typed key, `jax.random.key(seed)`; the run draws everything from it.
+
+    Returns:
+      The final state, and metrics [num_updates].
+
+    Raises:
+      ValueError: for an unknown environment or an invalid concrete hyperparameter.
+    """
+    return run(config, hparams, init(config, hparams, key), config.num_updates)
+
+
+def init(config: Config, hparams: HParams, key: jax.Array) -> TrainState:
+    """Networks, optimiser and environments at the start of a run.
+
+    Args and Raises: as `train`.
+    """
+    check_hparams(config, hparams)
+    _check_key(key)
+    env, network = _parts(config)
+    network_key, reset_key, run_key = jax.random.split(key, 3)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, config.num_envs))
+    params = network.init(network_key, obs)
+    return TrainState(
+        params=params,
+        opt_state=ppo.make_optimizer(hparams, hparams.learning_rate).init(params),
+        env_state=env_state,
+        obs=obs,
+        episode_return=jnp.zeros(config.num_envs, jnp.float32),
+        episode_length=jnp.zeros(config.num_envs, jnp.int32),
+        key=run_key,
+        update_index=jnp.zeros((), jnp.int32),
+    )
+
+
+def run(config: Config, hparams: HParams, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
+    """`num_updates` updates. `run(a + b)` equals `run(a)` and then `run(b)`, bitwise.
+
+    Returns:
+      The state after them, and metrics [num_updates].
+    """
+    check_hparams(config, hparams)
+    return jax.lax.scan(lambda state, _: update(config, hparams, state), state, length=num_updates)
+
+
+def update(config: Config, hparams: HParams, state: TrainState) -> tuple[TrainState, Metrics]:
+    """One collect -> estimate -> improve.
+
+    Returns:
+      The state after it, and its metrics, () a leaf.
+    """
+    check_hparams(config, hparams)
+    hparams = as_float32(hparams)
+    env, network = _parts(config)
+    collect_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update_index))
+
+    state, transition = rollout.collect(config, env, network, state, collect_key)
+    batch = estimate(config, hparams, transition)
+    learning_rate = anneal(hparams.learning_rate, hparams.final_lr_fraction, state.update_index / config.num_updates)
+    params, opt_state, improvement = ppo.improve(
+        config,
+        hparams,
+        network,
+        state.params,
+        state.opt_state,
+        batch,
+        permutations(shuffle_key, config.num_epochs, config.batch_size),
+        learning_rate,
+    )
+    state = state._replace(params=params, opt_state=opt_state, update_index=state.update_index + 1)
+    return state, summarize(transition, batch, improvement, learning_rate, params)
+
+
+def estimate(config: Config, hparams: HParams, transition: Transition) -> Batch:
+    """Advantages and value targets, computed once per update from the values at sampling time; [T, N] -> [B]."""
+    terminated = transition.terminated
+    if not config.bootstrap_truncated:
+        terminated = terminated | transition.truncated
+    advantages = ops.gae(
+        transition.reward,
+        transition.value,
+        transition.next_value,
+        terminated,
+        transition.truncated,
+        hparams.gamma,
+        hparams.gae_lambda,
+    )
+    batch = Batch(
+        obs=transition.obs,
+        action=transition.action,
+        dist_params=transition.dist_params,
+        log_prob=transition.log_prob,
+        value=transition.value,
+        advantages=advantages,
+        value_targets=advantages + transition.value,
+    )
+    return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
+
+
+def permutations(key: jax.Array, num: int, size: int) -> jax.Array:
+    """`num` independent random orders of `size` samples, [num, size] int32, in one draw and one sort."""
+    return jnp.argsort(jax.random.bits(key, (num, size)), axis=-1)
+
+
+def anneal(start: jax.Array, final_fraction: jax.Array, progress: jax.Array) -> jax.Array:
+    """From `start` at progress 0 linearly towards `start * final_fraction` at progress 1."""
+    return start * (1.0 - (1.0 - final_fraction) * progress)
+
+
+def summarize(
+    transition: Transition, batch: Batch, improvement: Improvement, learning_rate: jax.Array, params: dict
+) -> Metrics:
+    """The metrics of one update."""
+    ended = transition.terminated | transition.truncated
+    num_episodes = jnp.sum(ended, dtype=jnp.int32)
+
+    def mean_of_ended(x: jax.Array) -> jax.Array:
+        return jnp.where(num_episodes > 0, jnp.sum(x, where=ended) / num_episodes, jnp.nan)
+
+    checked = [params, improvement.policy_loss, improvement.value_loss, improvement.grad_norm]
+    return Metrics(
+        episode_return=mean_of_ended(transition.episode_return),
+        episode_length=mean_of_ended(transition.episode_length),
+        num_episodes=num_episodes,
+        explained_variance=ops.explained_variance(batch.value, batch.value_targets),
+        learning_rate=learning_rate,
+        all_finite=jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(checked)]).all(),
+        **improvement._asdict(),
+    )
+
+
+def evaluate(
+    config: Config, state: TrainState, key: jax.Array, num_episodes: int, deterministic: bool = True
+) -> Episodes:
+    """Complete episodes of the policy in `state`, all in parallel, each from a fresh reset. Nothing is learned.
+
+    Args:
+      key: () typed key; the same key gives the same episodes whatever was trained.
+      num_episodes: E; static.
+      deterministic: take the most likely action instead of sampling; static.
+
+    Returns:
+      Raw returns and lengths, [E].
+    """
+    _check_key(key)
+    env, network = _parts(config)
+    reset_key, run_key = jax.random.split(key)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, num_episodes))
+    noise_scale = 0.0 if deterministic else 1.0
+
+    def unfinished(carry: tuple) -> jax.Array:
+        return carry[3].any()
+
+    def step(carry: tuple) -> tuple:
+        env_state, obs, index, running, episodes = carry
+        noise_key, step_key = jax.random.split(jax.random.fold_in(run_key, index))
+        noise = noise_scale * networks.draw_noise(noise_key, (num_episodes, env.num_actions))
+        action = networks.sample(networks.policy(network, state.params, obs), noise)
+        result = jax.vmap(env.step)(jax.random.split(step_key, num_episodes), env_state, action)
+        rewards = jnp.where(running, result.reward, 0.0)
+        episodes = Episodes(episodes.episode_return + rewards, episodes.episode_length + running)
+        return result.state, result.obs, index + 1, running & ~(result.terminated | result.truncated), episodes
+
+    episodes = Episodes(jnp.zeros(num_episodes, jnp.float32), jnp.zeros(num_episodes, jnp.int32))
+    carry = (env_state, obs, jnp.zeros((), jnp.int32), jnp.ones(num_episodes, bool), episodes)
+    return jax.lax.while_loop(unfinished, step, carry)[4]
+
+
+@functools.cache
+def _parts(config: Config) -> tuple[envs.Env, networks.ActorCritic]:
+    env = envs.make(config.env, config.env_params)
+    return env, networks.make(config, env)
+
+
+def _check_key(key: jax.Array) -> None:
+    """One typed threefry key: `rbg` keys make a vmapped run draw other numbers than the same run alone."""
+    kind = getattr(key, "dtype", type(key))
+    if not jnp.issubdtype(kind, jax.dtypes.prng_key) or "rbg" in str(kind):
+        raise ValueError(f"key of {kind}: must be a typed key such as jax.random.key(0), and not an rbg one")
+    if key.ndim:
+        raise ValueError(f"key of shape {key.shape}: a run takes one key; use jax.vmap for many")
