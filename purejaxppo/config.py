@@ -58,7 +58,7 @@ class Config:
     """
 
     env: str = "CartPole-v1"
-    env_params: tuple[tuple[str, Any], ...] = ()
+    env_params: tuple[tuple[str, bool | int | float], ...] = ()
     algorithm: str = "ppo"
     total_timesteps: int = 500_000
     num_envs: int = 4

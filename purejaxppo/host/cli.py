@@ -1,0 +1,143 @@
+"""The command line: `purejaxppo train CONFIG.toml`.
+
+Bad input ends with one line on standard error and exit code 2 before anything is written; a run that did not stay
+finite with exit code 1 after everything is saved.
+"""
+
+import dataclasses
+import datetime
+import difflib
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro import _errors as parse_errors
+
+import purejaxppo as ppo
+from purejaxppo import results
+from purejaxppo.config import check_hparams
+from purejaxppo.host import experiment as experiments
+from purejaxppo.host import progress, store
+from purejaxppo.host.experiment import Experiment
+from purejaxppo.types import Metrics
+
+USAGE = """usage: purejaxppo train CONFIG.toml [--num-seeds N] [--seed S] [--out DIR]
+                                    [--config.FIELD V] [--hparams.FIELD V]
+
+  train   train all seeds of one experiment and leave a run directory
+
+purejaxppo train --help lists every field."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(Experiment):
+    """Train every seed of an experiment as one program, and leave a run directory.
+
+    Attributes:
+      out: run directory; by default runs/NAME-TIME.
+    """
+
+    out: Path | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    try:
+        if argv[0] != "train":
+            raise ValueError(f"{argv[0]}: no such command; allowed: train")
+        return train(argv[1:])
+    except ValueError as error:
+        print(f"purejaxppo: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("purejaxppo: stopped; nothing was saved", file=sys.stderr)
+        return 130
+
+
+def train(argv: list[str]) -> int:
+    """`purejaxppo train`."""
+    name = "run"
+    default = Train()
+    if argv and not argv[0].startswith("-"):
+        path = Path(argv.pop(0))
+        name = path.stem
+        default = Train(**vars(experiments.read(path)))
+    elif not {"-h", "--help"} & set(argv):
+        raise ValueError("train: must be followed by the path of a TOML file")
+    arguments = _parse(default, argv)
+    experiment = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
+    out = arguments.out or Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+    ppo.use_all_cores()
+    check_hparams(experiment.config, experiment.hparams)
+    ppo.agent.envs.make(experiment.config.env, experiment.config.env_params)
+    store.claim(out)
+    console = Console(stderr=True)
+    with progress.bar(console, experiment.config, experiment.num_seeds) as moved:
+        result = ppo.sweep(experiment.config, experiment.hparams, experiment.num_seeds, experiment.seed, moved)
+    summary = store.write(out, experiment, result)
+    return _report(out, summary, Metrics(*(leaf[0] for leaf in result.metrics)), experiment.config)
+
+
+def _report(out: Path, summary: dict[str, Any], metrics: Metrics, config: ppo.Config) -> int:
+    """The last lines of a training command, and its exit code."""
+    final = summary["final_return"]
+    rows = Table("steps per run", "return", "95% interval", title=f"{config.env}: interquartile mean of the seeds")
+    updates, returns = results.return_curve(metrics, max_points=5)
+    for update, value, low, high in zip(
+        updates, results.interquartile_mean(returns), *results.interval(returns), strict=True
+    ):
+        rows.add_row(f"{update * config.batch_size:,}", *_shown(value, low, high))
+    rows.add_section()
+    rows.add_row("last tenth", *_shown(final["interquartile_mean"], *final["interval_95"]))
+    Console().print(rows)
+    print(
+        f"{summary['steps_per_second']:,} environment steps/s; "
+        f"compiled in {summary['compile_seconds']:.1f} s, ran {summary['run_seconds']:.1f} s"
+    )
+    print(f"{out}/: curves.png, summary.json, metrics.npz, config.toml")
+    if summary["diverged"]:
+        runs = ", ".join(f"{run} (from update {update} on)" for run, update in summary["diverged"].items())
+        print(f"purejaxppo: not finite: run {runs}; everything is saved in {out}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _shown(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+    """A value and its interval as text; a dash for what is not known."""
+    texts = ["-" if x is None or math.isnan(x) else f"{x:.4g}" for x in (value, low, high)]
+    return texts[0], f"{texts[1]} to {texts[2]}"
+
+
+def _parse(default: Train, argv: list[str]) -> Train:
+    """`default` with the flags applied; what tyro has to say against them becomes one line."""
+    flags = ["--num-seeds", "--seed", "--out"]
+    flags += [f"--config.{field.name.replace('_', '-')}" for field in dataclasses.fields(ppo.Config)]
+    flags += [f"--hparams.{field.replace('_', '-')}" for field in ppo.HParams._fields]
+
+    def refuse(event: parse_errors.ParseErrorEvent) -> None:
+        if isinstance(event, parse_errors.UnrecognizedArgs):
+            token = event.tokens[0]
+            close = difflib.get_close_matches(token.replace("_", "-"), flags, n=1)
+            raise ValueError(f"{token}: there is no such argument" + (f"; did you mean {close[0]}?" if close else ""))
+        if isinstance(event, parse_errors.InstantiationFailure):
+            flag = event.argument.lowered.name_or_flags[0] + ": " if event.argument else ""
+            raise ValueError(f"{flag}{event.message}")
+        title, contents = parse_errors._render(event)
+        raise ValueError(next((text for text in contents if isinstance(text, str)), title))
+
+    with parse_errors.on_parse_error(refuse):
+        return tyro.cli(Train, default=default, args=argv, prog="purejaxppo train CONFIG.toml")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

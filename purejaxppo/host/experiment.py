@@ -1,0 +1,65 @@
+"""One experiment: what a configuration file says. Read from and written to TOML."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from purejaxppo.config import Config, HParams, check_names, config_from_mapping, hparams_from_mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Settings, and how many seeds of them to run.
+
+    Attributes:
+      num_seeds: independent runs.
+      seed: of the whole experiment; run j draws from fold_in(key(seed), j).
+      config: static settings.
+      hparams: traced settings.
+
+    Raises:
+      ValueError: naming the field, its value and what is allowed.
+    """
+
+    num_seeds: int = 16
+    seed: int = 0
+    config: Config = dataclasses.field(default_factory=Config)
+    hparams: HParams = dataclasses.field(default_factory=HParams)
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("num_seeds", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < 2**32:
+                raise ValueError(f"{name} = {value!r}: must be an integer from {lowest} to {2**32 - 1}")
+
+
+def read(path: Path) -> Experiment:
+    """The experiment of a TOML file.
+
+    Raises:
+      ValueError: for a file that cannot be read or is not TOML, an unknown name, or an invalid value.
+    """
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a TOML file ({error})") from None
+    check_names(str(path), settings, [field.name for field in dataclasses.fields(Experiment)])
+    for table in ("config", "hparams"):
+        if not isinstance(settings.setdefault(table, {}), dict):
+            raise ValueError(f"{path}: {table} = {settings[table]!r}: must be a table")
+    settings["config"] = config_from_mapping(settings["config"])
+    settings["hparams"] = hparams_from_mapping(settings["hparams"])
+    return Experiment(**settings)
+
+
+def to_toml(experiment: Experiment) -> str:
+    """Every setting, defaults included: reading it back gives an equal experiment."""
+    settings: dict[str, Any] = dataclasses.asdict(experiment)
+    settings["config"]["env_params"] = dict(experiment.config.env_params)
+    settings["hparams"] = {name: float(value) for name, value in experiment.hparams._asdict().items()}
+    return tomli_w.dumps(settings)
