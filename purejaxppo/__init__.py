@@ -9,12 +9,13 @@ functions of arrays; above it everything with a side effect.
     agent/           envs, networks, rollout, ppo: the parts of one update
     train            init, update, run, train, evaluate
     sweep            grids and seeds -> runs, over all devices
+    results          statistics over runs
     host/            command line, progress, files, pictures
 
-Arrows point one way: host -> sweep -> train -> agent -> {ops, types, config}.
+Arrows point one way: host -> {results, sweep} -> train -> agent -> {ops, types, config}.
 """
 
-from purejaxppo import ops
+from purejaxppo import ops, results
 from purejaxppo.config import Config, HParams
 from purejaxppo.sweep import SweepResult, grid, sweep, use_all_cores
 from purejaxppo.train import evaluate, init, run, train, update
@@ -33,6 +34,7 @@ __all__ = [
     "grid",
     "init",
     "ops",
+    "results",
     "run",
     "sweep",
     "train",

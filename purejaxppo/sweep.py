@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from purejaxppo import train
 from purejaxppo.config import Config, HParams, check_hparams, check_names
+from purejaxppo.train import init, run
 from purejaxppo.types import Metrics, TrainState
 
 # On a CPU the working set of a block should stay in the cache; measured in benchmarks/NOTES.md.
@@ -157,11 +157,11 @@ def _compile(
     mesh: Mesh, width: int, config: Config, hparams: HParams, keys: jax.Array, lengths: set[int]
 ) -> tuple[Any, dict[int, Any]]:
     """`init`, and `run` for each number of updates, compiled side by side."""
-    start = _shard(mesh, width, functools.partial(train.init, config))
+    start = _shard(mesh, width, functools.partial(init, config))
     state = jax.eval_shape(start, hparams, keys)
     programs = [start.lower(hparams, keys)]
     for length in lengths:
-        segment = functools.partial(train.run, config, num_updates=length)
+        segment = functools.partial(run, config, num_updates=length)
         programs.append(_shard(mesh, width, segment, donate=(1,)).lower(hparams, state))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda program: program.compile(), programs))

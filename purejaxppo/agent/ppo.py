@@ -74,7 +74,7 @@ def improve(
         grads, (policy_loss, value_loss) = jax.grad(loss, has_aux=True)(params, config, hparams, network, minibatch)
         updates, opt_state = optimizer.update(grads, opt_state)
         params = optax.apply_updates(params, updates)
-        return (params, opt_state), Losses(policy_loss, value_loss, optax.global_norm(grads))
+        return (params, opt_state), Losses(policy_loss, value_loss, optax.tree.norm(grads))
 
     def epoch(carry: tuple[Any, ...], permutation: jax.Array) -> tuple[tuple[Any, ...], tuple[jax.Array, Losses]]:
         old, running = carry
