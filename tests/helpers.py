@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -67,9 +69,8 @@ def differs(a, b) -> bool:
 
 def run_python(code: str, timeout: float, **environment: str) -> str:
     """What the code prints in a fresh interpreter; fails after `timeout` seconds."""
-    import os
-
     env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    env["PYTHONPATH"] = str(pathlib.Path(ppo.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=env | {"JAX_PLATFORMS": "cpu"} | environment,

@@ -269,10 +269,10 @@ def test_no_key_is_used_twice(monkeypatch):
     monkeypatch.setattr(train_module.rollout, "collect", record(train_module.rollout.collect, 4))
     monkeypatch.setattr(train_module, "permutations", record(train_module.permutations, 0))
 
+    state = initial(SHORT)
+
     @jax.jit
     def keys():
-        seen.clear()
-        state = initial(SHORT)
         for index in range(3):
             ppo.update(SHORT, HPARAMS, state._replace(update_index=jnp.asarray(index)))
         return jnp.stack(seen), jax.random.key_data(jnp.stack([KEY, state.key]))
