@@ -1,0 +1,204 @@
+"""Environments: every registered one fits or is refused, and a scripted one shows each field of a step."""
+
+import urllib.error
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+
+from purejaxppo.agent import envs
+
+BUILTIN = [name for name in gymnax.registered_envs if not name.endswith("-test")]
+BOX_ACTIONS = [
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "PointRobot-misc",
+    "Reacher-misc",
+    "Swimmer-misc",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_download(monkeypatch):
+    """MNISTBandit downloads its images; here there is no network."""
+
+    def refuse():
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr("gymnax.utils.load_mnist.load_mnist", refuse)
+
+
+def rollout(env, num_steps=3, num_envs=2, action=0):
+    """A scan of vmapped steps: (first obs [N, O], steps [T, N, ...])."""
+
+    def step(carry, key):
+        obs, state = carry
+        actions = jnp.full(num_envs, action, jnp.int32)
+        result = jax.vmap(env.step)(jax.random.split(key, num_envs), state, actions)
+        return (result.obs, result.state), result
+
+    first = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), num_envs))
+    return first[0], jax.lax.scan(step, first, jax.random.split(jax.random.key(1), num_steps))[1]
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILTIN) - set(BOX_ACTIONS) - {"MNISTBandit-bsuite"}))
+def test_every_discrete_environment_fits(name):
+    env = envs.make(name)
+    first, steps = jax.eval_shape(lambda: rollout(env))
+    assert env.num_actions >= 2
+    assert (first.shape, first.dtype) == ((2, env.num_features), jnp.float32)
+    for obs in (steps.obs, steps.final_obs):
+        assert (obs.shape, obs.dtype) == ((3, 2, env.num_features), jnp.float32)
+    assert (steps.reward.shape, steps.reward.dtype) == ((3, 2), jnp.float32)
+    for flag in (steps.terminated, steps.truncated):
+        assert (flag.shape, flag.dtype) == ((3, 2), jnp.bool_)
+
+
+@pytest.mark.parametrize("name", ["DiscountingChain-bsuite", "FrozenLake-misc", "SimpleBandit-bsuite", "MetaMaze-misc"])
+def test_an_environment_first_made_inside_one_program_works_in_the_next(name):
+    """Arrays that a constructor makes must not belong to the program that was being traced."""
+    envs.make.cache_clear()
+    shapes = [jax.eval_shape(jax.jit(lambda: rollout(envs.make(name))[1].reward)) for _ in range(2)]
+    assert shapes[0] == shapes[1]
+    envs.make.cache_clear()
+
+
+@pytest.mark.parametrize("name", BOX_ACTIONS)
+def test_continuous_actions_are_refused(name):
+    with pytest.raises(ValueError, match=rf"^config\.env = '{name}': its actions are Box.*; supported: Discrete$"):
+        envs.make(name)
+
+
+def test_missing_data_is_reported():
+    with pytest.raises(ValueError, match=r"^config\.env = 'MNISTBandit-bsuite': its data could not .*no network.*$"):
+        envs.make("MNISTBandit-bsuite")
+
+
+def test_unsupported_observations_are_refused():
+    with pytest.raises(ValueError, match=r"^config\.env = 'TupleObservation-test': its observations are Tuple.*Box"):
+        envs.make("TupleObservation-test")
+
+
+@pytest.mark.parametrize(
+    ("name", "close"), [("CartPole", "CartPole-v1"), ("cartpole-v1", "CartPole-v1"), ("Breakout", "Breakout-MinAtar")]
+)
+def test_an_unknown_environment_lists_the_close_ones(name, close):
+    with pytest.raises(ValueError, match=rf"^config\.env = '{name}': no such environment; close ones: .*{close}"):
+        envs.make(name)
+
+
+def test_an_environment_like_no_other_lists_all():
+    with pytest.raises(ValueError, match=r"registered ones: .*CartPole-v1.*FrozenLake-misc"):
+        envs.make("???")
+
+
+def counter(**params):
+    return rollout(envs.make("Counter-test", tuple(params.items())), num_steps=7)
+
+
+def test_observations_and_final_observations_of_a_time_limit():
+    first, steps = counter(max_steps_in_episode=3)
+    # The final observation is the third; the next action sees the first of a new episode, with another start.
+    np.testing.assert_array_equal(steps.final_obs[:, 0, 0], [1, 2, 3, 1, 2, 3, 1])
+    np.testing.assert_array_equal(steps.obs[:, 0, 0], [1, 2, 0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(steps.final_obs[:3, :, 1], np.broadcast_to(first[:, 1], (3, 2)))
+    assert (steps.obs[2, :, 1] != steps.final_obs[2, :, 1]).all()
+    np.testing.assert_array_equal(steps.final_obs[3:6, :, 1], np.broadcast_to(steps.obs[2, :, 1], (3, 2)))
+
+
+def test_a_time_limit_is_truncated_and_not_terminated():
+    _, steps = counter(max_steps_in_episode=3)
+    np.testing.assert_array_equal(steps.truncated[:, 0], [0, 0, 1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(steps.terminated[:, 0], np.zeros(7))
+
+
+def test_a_terminal_is_terminated_and_not_truncated():
+    _, steps = counter(terminal_step=3)
+    np.testing.assert_array_equal(steps.terminated[:, 0], [0, 0, 1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(steps.truncated[:, 0], np.zeros(7))
+
+
+def test_a_terminal_at_the_time_limit_sets_both_flags():
+    _, steps = counter(terminal_step=3, max_steps_in_episode=3)
+    np.testing.assert_array_equal(steps.terminated[:, 0], [0, 0, 1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(steps.truncated[:, 0], [0, 0, 1, 0, 0, 1, 0])
+
+
+@pytest.mark.parametrize("reward_shape", [(), (1,), (1, 1)])
+def test_integer_rewards_of_any_unit_shape_become_float32_scalars(reward_shape):
+    _, steps = counter(reward_shape=reward_shape)
+    assert (steps.reward.shape, steps.reward.dtype) == ((7, 2), jnp.float32)
+    np.testing.assert_array_equal(steps.reward[:, 0], [1, 2, 3, 4, 5, 1, 2])
+
+
+def test_a_reward_that_is_not_a_scalar_is_refused():
+    env = envs.make("Counter-test", (("reward_shape", (2,)),))
+    with pytest.raises((ValueError, TypeError)):
+        jax.eval_shape(lambda: rollout(env))
+
+
+def test_integer_observations_become_one_hot():
+    env = envs.make("FrozenLake-misc", (("is_slippery", False),))
+    first, steps = jax.jit(lambda: rollout(env, action=2))()
+    assert env.num_features == 16
+    np.testing.assert_array_equal(first, np.eye(16)[[0, 0]])
+    np.testing.assert_array_equal(steps.obs[:, 0], np.eye(16)[[1, 2, 3]])
+
+
+def test_boards_are_flattened():
+    env = envs.make("Catch-bsuite")
+    first, _ = jax.jit(lambda: rollout(env))()
+    assert env.num_features == 50
+    assert (env.num_actions, first.sum()) == (3, 4)  # the ball and the paddle of two boards
+    assert envs.make("Breakout-MinAtar").num_features == 10 * 10 * 4
+
+
+def test_an_environment_parameter_is_overridden():
+    env = envs.make("CartPole-v1", (("max_steps_in_episode", 2),))
+    _, steps = jax.jit(lambda: rollout(env, num_steps=4))()
+    np.testing.assert_array_equal(steps.truncated[:, 0], [0, 1, 0, 1])
+
+
+def test_a_constructor_argument_is_given():
+    assert envs.make("Catch-bsuite", (("rows", 4), ("columns", 3))).num_features == 12
+
+
+@pytest.mark.parametrize("mapping_seed", [0, 3])
+def test_the_mapping_seed_moves_the_best_arm(mapping_seed):
+    env = envs.make("DiscountingChain-bsuite", (("mapping_seed", mapping_seed),))
+    _, state = env.reset(jax.random.key(0))
+    assert int(jnp.argmax(state.rewards)) == mapping_seed
+
+
+def test_an_array_valued_parameter_is_given():
+    env = envs.make("DiscountingChain-bsuite", (("reward_timestep", (1, 2, 3, 4, 5)),))
+    _, steps = jax.jit(lambda: rollout(env, num_steps=5, action=1))()
+    np.testing.assert_allclose(steps.reward[:, 0], [0, 1, 0, 0, 0])
+
+
+def test_an_unknown_parameter_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"^config\.env_params\.gravitation: CartPole-v1 has no such.*gravity"):
+        envs.make("CartPole-v1", (("gravitation", 1.0),))
+
+
+@pytest.mark.parametrize("value", ["9.8", float("nan"), float("inf"), None])
+def test_parameters_are_finite_numbers(value):
+    with pytest.raises(ValueError, match=r"^config\.env_params\.gravity = .*: must be a finite number$"):
+        envs.make("CartPole-v1", (("gravity", value),))
+
+
+def test_an_invalid_constructor_argument_is_refused_in_one_line():
+    with pytest.raises(ValueError, match=r"^config\.env.*map_name"):
+        envs.make("FrozenLake-misc", (("map_name", "5x5"),))
+
+
+def test_the_box_actions_here_are_all_there_are():
+    boxes = []
+    for name in BUILTIN:
+        if name != "MNISTBandit-bsuite":
+            env, params = gymnax.make(name)
+            boxes += [name] * (not isinstance(env.action_space(params), spaces.Discrete))
+    assert sorted(boxes) == sorted(BOX_ACTIONS)

@@ -1,0 +1,171 @@
+"""One rollout: what is stored is what the policy and the critic said at sampling time, at the states it says."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import purejaxppo as ppo
+from purejaxppo.agent import envs, networks, rollout
+from tests.helpers import tiny
+
+COUNTER = tiny(env="Counter-test", env_params={"max_steps_in_episode": 3})
+
+
+@functools.cache
+def rollouts(config, num=2, seed=0):
+    """`num` rollouts in a row by one set of parameters: (network, states before and after [num + 1], transitions)."""
+    env = envs.make(config.env, config.env_params)
+    network = networks.make(config, env)
+    collect = jax.jit(lambda state, key: rollout.collect(config, env, network, state, key))
+    states = [jax.jit(functools.partial(ppo.init, config))(ppo.HParams(), jax.random.key(seed))]
+    transitions = []
+    for key in jax.random.split(jax.random.key(seed + 1), num):
+        state, transition = collect(states[-1], key)
+        states.append(state)
+        transitions.append(transition)
+    return network, states, transitions
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    network, states, transitions = rollouts(tiny(num_steps=32, total_timesteps=64))
+    return network, states[0], transitions[0]
+
+
+@pytest.fixture(scope="module")
+def counter():
+    network, states, transitions = rollouts(COUNTER)
+    return network, states, transitions
+
+
+def test_the_stored_log_prob_is_that_of_the_stored_distribution(cartpole):
+    _, _, transition = cartpole
+    logits = np.asarray(transition.dist_params, np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = np.take_along_axis(log_probs, np.asarray(transition.action)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(transition.log_prob, expected, atol=1e-6)
+
+
+def test_the_stored_distribution_is_the_policy_at_the_stored_observation(cartpole):
+    network, state, transition = cartpole
+    expected = networks.policy(network, state.params, transition.obs)
+    np.testing.assert_allclose(transition.dist_params, expected, atol=1e-6)
+    assert np.ptp(np.asarray(expected)) > 1e-3
+
+
+def test_the_stored_value_is_the_critic_at_the_stored_observation(cartpole):
+    network, state, transition = cartpole
+    expected = networks.value(network, state.params, transition.obs)
+    np.testing.assert_allclose(transition.value, expected, atol=1e-6)
+
+
+def test_every_action_is_taken(cartpole):
+    _, _, transition = cartpole
+    assert set(np.unique(transition.action)) == {0, 1}
+
+
+def test_the_action_of_a_step_is_the_one_the_environment_saw(cartpole):
+    """Pushing right accelerates the cart to the right, from one observation to the next of the same episode."""
+    _, _, transition = cartpole
+    obs, action = np.asarray(transition.obs), np.asarray(transition.action)
+    ended = np.asarray(transition.terminated | transition.truncated)[:-1]
+    acceleration = (obs[1:, :, 1] - obs[:-1, :, 1])[~ended]
+    np.testing.assert_array_equal(acceleration > 0, action[:-1][~ended] == 1)
+
+
+def test_shapes_and_types(cartpole):
+    _, _, transition = cartpole
+    floats = ["obs", "dist_params", "log_prob", "value", "next_value", "reward", "episode_return"]
+    expected = dict.fromkeys(floats, jnp.float32) | {
+        "action": jnp.int32,
+        "terminated": jnp.bool_,
+        "truncated": jnp.bool_,
+        "episode_length": jnp.int32,
+    }
+    assert {name: leaf.dtype for name, leaf in transition._asdict().items()} == expected
+    tails = {"obs": (4,), "dist_params": (2,)}
+    for name, leaf in transition._asdict().items():
+        assert leaf.shape == (32, 2, *tails.get(name, ())), name
+
+
+def test_observations_follow_the_environment(counter):
+    _, states, (first, second) = counter
+    times = np.concatenate([first.obs, second.obs])[:, :, 0]
+    np.testing.assert_array_equal(times, np.broadcast_to(np.arange(16)[:, None] % 3, (16, 2)))
+    np.testing.assert_array_equal(first.obs[0], states[0].obs)
+    np.testing.assert_array_equal(second.obs[0], states[1].obs)
+
+
+def test_next_value_is_the_critic_at_the_true_successor(counter):
+    network, states, (transition, _) = counter
+    successor = transition.obs + jnp.array([1.0, 0.0])  # one step later in the same episode
+    expected = networks.value(network, states[0].params, successor)
+    np.testing.assert_allclose(transition.next_value, expected, atol=1e-6)
+    # At the end of an episode the next observation acted on is another one, of another value.
+    assert (np.abs(transition.next_value[2] - transition.value[3]) > 1e-4).all()
+    # Elsewhere it is the same one.
+    np.testing.assert_allclose(transition.next_value[0], transition.value[1], atol=1e-6)
+
+
+def test_flags_say_which_end_it_was(counter):
+    _, _, (transition, _) = counter
+    np.testing.assert_array_equal(transition.truncated[:, 0], [0, 0, 1, 0, 0, 1, 0, 0])
+    assert not transition.terminated.any()
+    _, _, (transition, _) = rollouts(tiny(env="Counter-test", env_params={"terminal_step": 3}))
+    np.testing.assert_array_equal(transition.terminated[:, 0], [0, 0, 1, 0, 0, 1, 0, 0])
+    assert not transition.truncated.any()
+
+
+def test_rewards_belong_to_the_step_that_earned_them(counter):
+    _, _, (first, second) = counter
+    np.testing.assert_array_equal(first.reward[:, 0], [1, 2, 3, 1, 2, 3, 1, 2])
+    np.testing.assert_array_equal(second.reward[:, 0], [3, 1, 2, 3, 1, 2, 3, 1])
+
+
+def test_episode_statistics_run_on_across_rollouts(counter):
+    _, states, transitions = counter
+    running_return, running_length = np.zeros(2), np.zeros(2, int)
+    for state, transition in zip(states[1:], transitions, strict=True):
+        for t in range(8):
+            running_return += np.asarray(transition.reward[t])
+            running_length += 1
+            np.testing.assert_array_equal(transition.episode_return[t], running_return)
+            np.testing.assert_array_equal(transition.episode_length[t], running_length)
+            ended = np.asarray(transition.terminated[t] | transition.truncated[t])
+            running_return[ended] = 0
+            running_length[ended] = 0
+        np.testing.assert_array_equal(state.episode_return, running_return)
+        np.testing.assert_array_equal(state.episode_length, running_length)
+    # The third episode began in the first rollout (two of its steps) and ended on the first step of the second.
+    np.testing.assert_array_equal(transitions[1].episode_return[0], [6, 6])
+    np.testing.assert_array_equal(transitions[1].episode_length[0], [3, 3])
+
+
+def test_every_reset_draws_its_own_numbers(counter):
+    _, _, (first, second) = counter
+    starts = np.concatenate([first.obs, second.obs])[:, :, 1][np.arange(0, 16, 3)]  # the first step of each episode
+    assert len(np.unique(starts)) == starts.size
+
+
+def test_collecting_changes_the_environments_alone(counter):
+    _, (before, after, _), _ = counter
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    jax.tree.map(np.testing.assert_array_equal, before.opt_state, after.opt_state)
+    assert before.update_index == after.update_index
+
+
+def test_another_key_draws_other_actions_and_the_same_key_the_same():
+    config = tiny(num_steps=32, total_timesteps=64)
+    _, _, (first, second) = rollouts(config)
+    assert (np.asarray(first.action) != np.asarray(second.action)).any()
+    rollouts.cache_clear()
+    _, _, (again, _) = rollouts(config)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
+def test_environments_of_one_run_draw_different_actions(cartpole):
+    _, _, transition = cartpole
+    assert (np.asarray(transition.action[:, 0]) != np.asarray(transition.action[:, 1])).any()

@@ -1,0 +1,180 @@
+"""Environments small enough that every value is known.
+
+The five probes, each needing one more part of the learner than the one before: a constant reward (the critic), a reward
+that depends on the observation (the critic reads it), a delayed reward (the discount), a reward for an action (the
+policy), a reward for an action that depends on the observation (the policy reads it). `Endless` tells a time limit from
+a terminal, and `Counter` is scripted: it counts its own steps.
+"""
+
+from typing import ClassVar
+
+import gymnax
+import jax
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import environment, spaces
+
+
+@struct.dataclass
+class State(environment.EnvState):
+    sign: jax.Array
+    time: jax.Array
+
+
+@struct.dataclass
+class Params(environment.EnvParams):
+    max_steps_in_episode: int = 1000
+
+
+class Probe(environment.Environment):
+    """Two actions; an episode of `length` steps; an observation that is a sign (drawn at the reset) or the time."""
+
+    length: ClassVar[int] = 1
+    num_features: ClassVar[int] = 1
+
+    @property
+    def default_params(self) -> Params:
+        return Params()
+
+    def reward(self, state: State, action: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+    def observation(self, state: State) -> jax.Array:
+        return jnp.zeros(1)
+
+    def reset_env(self, key, params):
+        sign = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
+        state = State(sign=sign, time=jnp.zeros((), jnp.int32))
+        return self.observation(state), state
+
+    def step_env(self, key, state, action, params):
+        reward = self.reward(state, action)
+        state = state.replace(time=state.time + 1)
+        return self.observation(state), state, reward, state.time >= self.length, {}
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(-jnp.inf, jnp.inf, (self.num_features,))
+
+
+class ConstantReward(Probe):
+    """Reward 1, at once: the value is 1."""
+
+    def reward(self, state, action):
+        return jnp.ones(())
+
+
+class ObservationReward(Probe):
+    """The reward is the observation, 1 or -1, and so is the value."""
+
+    def reward(self, state, action):
+        return state.sign
+
+    def observation(self, state):
+        return state.sign[None]
+
+
+class DelayedReward(Probe):
+    """Reward 0 and then 1: the first value is gamma, the second 1."""
+
+    length = 2
+
+    def reward(self, state, action):
+        return jnp.where(state.time == 1, 1.0, 0.0)
+
+    def observation(self, state):
+        return jnp.asarray(state.time, jnp.float32)[None]
+
+
+class ActionReward(Probe):
+    """Reward 1 for action 1 and -1 for action 0."""
+
+    def reward(self, state, action):
+        return jnp.where(action == 1, 1.0, -1.0)
+
+
+class ObservationActionReward(Probe):
+    """Reward 1 for the action that the observation asks for (1 for 1, 0 for -1), else -1."""
+
+    def reward(self, state, action):
+        return jnp.where(action == (state.sign > 0), 1.0, -1.0)
+
+    def observation(self, state):
+        return state.sign[None]
+
+
+class Endless(Probe):
+    """Reward 1 for ever, cut by a time limit after five steps: the value is 1 / (1 - gamma)."""
+
+    length = 1_000_000_000
+
+    @property
+    def default_params(self) -> Params:
+        return Params(max_steps_in_episode=5)
+
+    def reward(self, state, action):
+        return jnp.ones(())
+
+
+@struct.dataclass
+class CounterState(environment.EnvState):
+    start: jax.Array
+    time: jax.Array
+
+
+@struct.dataclass
+class CounterParams(environment.EnvParams):
+    terminal_step: int = 1000
+    max_steps_in_episode: int = 5
+
+
+class Counter(environment.Environment):
+    """Counts: the observation is (steps done, a number drawn at the reset), the t-th step earns t.
+
+    It terminates at `terminal_step` and is truncated at `max_steps_in_episode`. The reward is an integer of shape
+    `reward_shape`.
+    """
+
+    def __init__(self, reward_shape=()):
+        self.reward_shape = reward_shape
+
+    @property
+    def default_params(self) -> CounterParams:
+        return CounterParams()
+
+    def reset_env(self, key, params):
+        state = CounterState(start=jax.random.uniform(key), time=0)
+        return self.observation(state), state
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(time=state.time + 1)
+        reward = jnp.asarray(state.time, jnp.int32).reshape(self.reward_shape)
+        return self.observation(state), state, reward, state.time >= params.terminal_step, {}
+
+    def observation(self, state):
+        return jnp.stack([jnp.asarray(state.time, jnp.float32), state.start])
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(-jnp.inf, jnp.inf, (2,))
+
+
+class TupleObservation(Probe):
+    """Its observation space is one that is not supported."""
+
+    def reward(self, state, action):
+        return jnp.ones(())
+
+    def observation_space(self, params):
+        return spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+
+
+def register() -> None:
+    """Makes them known to gymnax as `<class>-test`."""
+    classes = [ConstantReward, ObservationReward, DelayedReward, ActionReward, ObservationActionReward]
+    for cls in [*classes, Endless, Counter, TupleObservation]:
+        gymnax.register(f"{cls.__name__}-test", cls)
