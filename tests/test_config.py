@@ -89,7 +89,8 @@ def test_unknown_choices_list_what_is_allowed(field, value, hint):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("num_env", "num_envs"), ("total_timestep", "total_timesteps"), ("hidden_size", "hidden_sizes")]
+    ("name", "nearest"),
+    [("num_env", "num_envs"), ("total_timestep", "total_timesteps"), ("hidden_size", "hidden_sizes")],
 )
 def test_an_unknown_config_name_gets_the_nearest_one(name, nearest):
     assert_refused(lambda: config_from_mapping({name: 4}), f"config.{name}", f"did you mean '{nearest}")
