@@ -9,6 +9,6 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 2)
 
-from tests import environments
+from tests import environments  # noqa: E402 (gymnax starts JAX)
 
 environments.register()

@@ -1,6 +1,7 @@
 """Settings: every bad input is one line that names the field, its value, and what is allowed."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +90,8 @@ def test_unknown_choices_list_what_is_allowed(field, value, hint):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("num_env", "num_envs"), ("total_timestep", "total_timesteps"), ("hidden_size", "hidden_sizes")]
+    ("name", "nearest"),
+    [("num_env", "num_envs"), ("total_timestep", "total_timesteps"), ("hidden_size", "hidden_sizes")],
 )
 def test_an_unknown_config_name_gets_the_nearest_one(name, nearest):
     assert_refused(lambda: config_from_mapping({name: 4}), f"config.{name}", f"did you mean '{nearest}")
@@ -186,7 +188,7 @@ def test_every_field_is_documented():
     for settings in (ppo.Config, ppo.HParams):
         names = settings._fields if settings is ppo.HParams else [field.name for field in dataclasses.fields(settings)]
         for name in names:
-            assert f"\n      {name}: " in settings.__doc__, name
+            assert f"\n  {name}: " in inspect.cleandoc(settings.__doc__), name
 
 
 def test_config_is_hashable_and_equal_by_value():

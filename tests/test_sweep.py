@@ -3,6 +3,7 @@
 import functools
 import importlib
 import itertools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,15 @@ from tests.helpers import assert_close, assert_equal, differs, leaves, run_pytho
 sweep_module = importlib.import_module("purejaxppo.sweep")
 
 INF = float("inf")
-CONFIG = tiny(total_timesteps=3 * 16, num_epochs=1)
+CONFIG = tiny(total_timesteps=3 * 16, num_epochs=1, num_minibatches=1)
 GRID = ppo.grid(ppo.HParams(ent_coef=0.01), learning_rate=[0.01, 0.02])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_compilation():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module, "compiler_options", lambda platform: {"xla_backend_optimization_level": "0"})
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +213,7 @@ def test_segments_cover_a_run_with_at_most_two_programs(num_updates):
     assert len(lengths) <= 120
 
 
-@pytest.mark.parametrize(("num_runs", "num_devices"), itertools.product([1, 2, 3, 8, 16, 17, 33, 1000], [1, 2, 3]))
+@pytest.mark.parametrize(("num_runs", "num_devices"), [*itertools.product([1, 2, 3, 8, 16, 17, 33, 1000], [1, 2, 3])])
 def test_the_layout_holds_every_run_in_full_blocks(num_runs, num_devices):
     class Mesh:
         size = num_devices
@@ -216,12 +224,6 @@ def test_the_layout_holds_every_run_in_full_blocks(num_runs, num_devices):
     assert padded % (width * num_devices) == 0
     assert 1 <= width <= sweep_module.CPU_WIDTH
     assert padded - num_runs < 2 * num_devices * sweep_module.CPU_WIDTH
-
-
-def test_a_run_does_not_depend_on_its_neighbours():
-    """Another seed is another run; the sweep of one setting is that setting of the sweep of many."""
-    first, second = (ppo.sweep(CONFIG, ppo.HParams(), 1, seed=seed) for seed in (0, 1))
-    assert differs(first.state.params, second.state.params)
 
 
 CORES_PROGRAM = """
@@ -237,8 +239,6 @@ except RuntimeError:
 
 
 def test_all_cores_can_be_asked_for_after_the_import_and_not_later():
-    import os
-
     devices, *_ = run_python(CORES_PROGRAM, timeout=60).split()
     assert int(devices) == len(os.sched_getaffinity(0))
 

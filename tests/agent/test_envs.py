@@ -35,7 +35,7 @@ def rollout(env, num_steps=3, num_envs=2, action=0):
     """A scan of vmapped steps: (first obs [N, O], steps [T, N, ...])."""
 
     def step(carry, key):
-        obs, state = carry
+        _, state = carry
         actions = jnp.full(num_envs, action, jnp.int32)
         result = jax.vmap(env.step)(jax.random.split(key, num_envs), state, actions)
         return (result.obs, result.state), result

@@ -75,7 +75,9 @@ def slow_loss(params, config, hparams, network, minibatch):
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     low, high = 1 - hparams.clip_eps, 1 + hparams.clip_eps
     surrogate = jnp.where(
-        advantages > 0, jnp.where(ratio > high, high, ratio) * advantages, jnp.where(ratio < low, low, ratio) * advantages
+        advantages > 0,
+        jnp.where(ratio > high, high, ratio) * advantages,
+        jnp.where(ratio < low, low, ratio) * advantages,
     )
     value = networks.value(network, params, minibatch.obs)
     near = minibatch.value + jnp.clip(value - minibatch.value, -hparams.value_clip_eps, hparams.value_clip_eps)
@@ -89,9 +91,9 @@ def slow_loss(params, config, hparams, network, minibatch):
 def slow_improve(config, hparams, num_epochs):
     """Epochs and minibatches in Python, Adam in float64 NumPy after clipping the global norm of the gradient."""
     network, params, _, batch, orders = collected()
-    gradient = jax.jit(lambda params, minibatch: jax.grad(slow_loss, has_aux=True)(
-        params, config, hparams, network, minibatch
-    ))
+    gradient = jax.jit(
+        lambda params, minibatch: jax.grad(slow_loss, has_aux=True)(params, config, hparams, network, minibatch)
+    )
     theta, structure = jax.tree.flatten(params)
     theta = [np.asarray(leaf, np.float64) for leaf in theta]
     first = [np.zeros_like(leaf) for leaf in theta]
@@ -111,7 +113,8 @@ def slow_improve(config, hparams, num_epochs):
             first = [0.9 * m + 0.1 * g for m, g in zip(first, grads, strict=True)]
             second = [0.999 * v + 0.001 * g**2 for v, g in zip(second, grads, strict=True)]
             theta = [
-                x - hparams.learning_rate * (m / (1 - 0.9**count)) / (np.sqrt(v / (1 - 0.999**count)) + hparams.adam_eps)
+                x
+                - hparams.learning_rate * (m / (1 - 0.9**count)) / (np.sqrt(v / (1 - 0.999**count)) + hparams.adam_eps)
                 for x, m, v in zip(theta, first, second, strict=True)
             ]
     return structure.unflatten(theta), np.mean(seen, axis=0)
@@ -174,7 +177,7 @@ def test_equal_advantages_leave_the_actor_alone():
 
 def test_diagnostics_are_of_the_new_policy_on_the_full_batch():
     network, _, _, batch, _ = collected()
-    params, _, improvement = improve(CONFIG, ppo.HParams(learning_rate=0.2, clip_eps=0.05), num_epochs=3)
+    params, _, improvement = improve(CONFIG, ppo.HParams(learning_rate=0.05), num_epochs=3)
 
     def log_softmax(logits):
         logits = np.asarray(logits, np.float64)
@@ -187,7 +190,7 @@ def test_diagnostics_are_of_the_new_policy_on_the_full_batch():
         "entropy": -(np.exp(new) * new).sum(-1).mean(),
         "exact_kl": (np.exp(old) * (old - new)).sum(-1).mean(),
         "approx_kl": (np.exp(log_ratio) - 1 - log_ratio).mean(),
-        "clip_fraction": (np.abs(np.exp(log_ratio) - 1) > 0.05).mean(),
+        "clip_fraction": (np.abs(np.exp(log_ratio) - 1) > 0.2).mean(),
     }
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(improvement, name), value, rtol=1e-3, atol=1e-6, err_msg=name)

@@ -67,9 +67,7 @@ def test_terminal_on_the_last_step():
 
 
 def test_time_limit_on_the_last_step_equals_no_end():
-    np.testing.assert_array_equal(
-        gae(REWARD, VALUE, NEXT_VALUE, truncated=[0, 0, 1]), gae(REWARD, VALUE, NEXT_VALUE)
-    )
+    np.testing.assert_array_equal(gae(REWARD, VALUE, NEXT_VALUE, truncated=[0, 0, 1]), gae(REWARD, VALUE, NEXT_VALUE))
 
 
 def test_terminal_on_the_first_step():
