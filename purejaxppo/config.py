@@ -199,17 +199,15 @@ def check_hparams(config: Config, hparams: HParams) -> None:
     for name, value in hparams._asdict().items():
         if isinstance(value, jax.core.Tracer):
             continue
-        try:
-            values = np.asarray(value, np.float64)
-        except (TypeError, ValueError):
-            raise ValueError(f"hparams.{name} = {value!r}: must be a number") from None
+        if not jnp.issubdtype(np.asarray(value).dtype, np.number):
+            raise ValueError(f"hparams.{name} = {value!r}: must be a number")
+        values = np.atleast_1d(np.asarray(value, np.float64))
         wrong = values[~INTERVALS[name].contains(values)]
-        if wrong.size:
-            raise ValueError(f"hparams.{name} = {wrong.flat[0]:g}: must be in {INTERVALS[name]}")
-        if name == "target_kl" and not config.kl_early_stopping and np.isfinite(values).any():
-            raise ValueError(
-                f"hparams.target_kl = {values.flat[0]:g}: is read only with config.kl_early_stopping = true"
-            )
+        if len(wrong):
+            raise ValueError(f"hparams.{name} = {wrong[0]:g}: must be in {INTERVALS[name]}")
+        unread = values[np.isfinite(values)] if name == "target_kl" and not config.kl_early_stopping else values[:0]
+        if len(unread):
+            raise ValueError(f"hparams.{name} = {unread[0]:g}: is read only with config.kl_early_stopping = true")
 
 
 def as_float32(hparams: HParams) -> HParams:
@@ -274,4 +272,4 @@ def _pairs(value: Any) -> tuple[tuple[str, Any], ...]:
     for pair in pairs:
         if len(pair) != 2 or not isinstance(pair[0], str):
             raise ValueError(f"config.env_params = {value!r}: must be (name, value) pairs")
-    return pairs
+    return tuple((name, tuple(item) if isinstance(item, list) else item) for name, item in pairs)

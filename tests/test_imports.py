@@ -18,7 +18,7 @@ LAYERS = [
     ["agent/rollout"],
     ["agent/ppo", "agent/trpo"],
     ["train", "bandit"],
-    ["sweep"],
+    ["sweep", "results"],
     ["__init__"],
     ["host"],
 ]

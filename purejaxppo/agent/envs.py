@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class EnvStep(NamedTuple):
@@ -60,13 +61,15 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
       ValueError: for an unknown environment (with the close ones), an unknown or invalid parameter, a space that is
         not supported, or an environment whose data cannot be loaded.
     """
-    from gymnax.environments import spaces
+    # The first call may come from within a program that is being traced: what is built here must not belong to it.
+    with jax.ensure_compile_time_eval():
+        from gymnax.environments import spaces
 
-    env, params = _construct(name, dict(env_params))
-    action_space = env.action_space(params)
-    if not isinstance(action_space, spaces.Discrete):
-        raise ValueError(f"config.env = {name!r}: its actions are {action_space!r}; supported: Discrete")
-    flatten = _flattener(name, env.observation_space(params))
+        env, params = _construct(name, dict(env_params))
+        action_space = env.action_space(params)
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"config.env = {name!r}: its actions are {action_space!r}; supported: Discrete")
+        flatten = _flattener(name, env.observation_space(params))
 
     def reset(key: jax.Array) -> tuple[jax.Array, Any]:
         obs, state = env.reset(key, params)
@@ -103,20 +106,31 @@ def _construct(name: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
         raise ValueError(
             f"config.env = {name!r}: no such environment; {listed}: {', '.join(close or gymnax.registered_envs)}"
         )
-    arguments = set(inspect.signature(factories[name]).parameters) & set(overrides)
+    arguments = {key: overrides[key] for key in inspect.signature(factories[name]).parameters if key in overrides}
     try:
-        env, params = gymnax.make(name, **{argument: overrides.pop(argument) for argument in arguments})
+        env, params = gymnax.make(name, **arguments)
     except OSError as error:
         raise ValueError(f"config.env = {name!r}: its data could not be loaded ({error})") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config.env_params = {arguments}: refused by {name} ({error})") from None
     defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    for parameter, value in overrides.items():
-        if parameter not in defaults:
-            raise ValueError(
-                f"config.env_params.{parameter}: {name} has no such parameter; it has {', '.join(sorted(defaults))}"
-            )
-        if isinstance(value, str) or not jnp.isfinite(jnp.asarray(value)).all():
-            raise ValueError(f"config.env_params.{parameter} = {value!r}: must be a finite number")
-    return env, params.replace(**overrides)
+    changed = {}
+    for key in overrides.keys() - arguments.keys():
+        if key not in defaults:
+            known = ", ".join(sorted(defaults))
+            raise ValueError(f"config.env_params.{key}: {name} has no such parameter; it has {known}")
+        changed[key] = _like(defaults[key], overrides[key], f"config.env_params.{key} = {overrides[key]!r}")
+    return env, params.replace(**changed)
+
+
+def _like(default: Any, value: Any, what: str) -> Any:
+    """The value as the kind of number, or array of the shape, that the default is."""
+    array = np.asarray(value)
+    if (not np.issubdtype(array.dtype, np.number) and array.dtype != bool) or not np.isfinite(array).all():
+        raise ValueError(f"{what}: must be a finite number")
+    if array.shape != np.shape(default):
+        raise ValueError(f"{what}: must have shape {np.shape(default)}")
+    return jnp.asarray(value, jnp.result_type(default)) if array.ndim else value
 
 
 def _flattener(name: str, space: Any) -> Callable[[Any], jax.Array]:

@@ -6,6 +6,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from purejaxppo.ops.stats import centre
+
 
 def gae(
     reward: jax.Array,
@@ -55,10 +57,7 @@ def gae(
 
 
 def standardize(x: jax.Array, eps: float = 1e-8) -> jax.Array:
-    """Mean 0 and population standard deviation 1: (x - mean) / (std + eps).
-
-    Equal values give exact zeros, also where rounding puts their mean beside them: they are first taken relative to
-    one of them, which changes nothing else.
+    """Mean 0 and population standard deviation 1: (x - mean) / (std + eps). Equal values give exact zeros.
 
     Args:
       x: [...] float32; all its elements share one mean.
@@ -67,6 +66,5 @@ def standardize(x: jax.Array, eps: float = 1e-8) -> jax.Array:
     Returns:
       [...] float32, without unit.
     """
-    shifted = x - x.reshape(-1)[0]
-    centred = shifted - shifted.mean()
+    centred = centre(x)
     return centred / (jnp.sqrt(jnp.mean(centred**2)) + eps)

@@ -5,6 +5,16 @@ import jax
 import jax.numpy as jnp
 
 
+def centre(x: jax.Array) -> jax.Array:
+    """x minus its mean over all elements, [...] float32.
+
+    Equal values give exact zeros, also where rounding puts their mean beside them: they are first taken relative to
+    one of them, which changes nothing else.
+    """
+    shifted = x - x.reshape(-1)[0]
+    return shifted - shifted.mean()
+
+
 def explained_variance(predictions: jax.Array, targets: jax.Array) -> jax.Array:
     """1 - Var(targets - predictions) / Var(targets), over all elements; NaN where the targets are all equal.
 
@@ -18,8 +28,9 @@ def explained_variance(predictions: jax.Array, targets: jax.Array) -> jax.Array:
       () float32, without unit.
     """
     chex.assert_equal_shape([predictions, targets])
-    variance = jnp.var(targets)
-    return jnp.where(variance > 0, 1.0 - jnp.var(targets - predictions) / variance, jnp.nan)
+    unexplained = jnp.mean(centre(targets - predictions) ** 2)
+    variance = jnp.mean(centre(targets) ** 2)
+    return jnp.where(variance > 0, 1.0 - unexplained / variance, jnp.nan)
 
 
 def clip_fraction(log_ratio: jax.Array, clip_eps: jax.typing.ArrayLike) -> jax.Array:
