@@ -9,7 +9,7 @@ compiled program compares with and without.
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +20,17 @@ ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
 
 # What a field may be. A value that only a later version understands is refused here, never silently ignored.
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "algorithm": ("ppo",),
+    "algorithm": ("ppo", "trpo"),
     "activation": ACTIVATIONS,
     "network": ("mlp",),
     "normalize_observations": (False,),
     "normalize_rewards": (False,),
-    "kl_penalty": (False,),
+}
+
+TRPO_REFUSES = {
+    "shared_trunk": "the constraint is on the policy alone, which the critic must not move",
+    "kl_early_stopping": "its one policy step is bounded by hparams.max_kl",
+    "kl_penalty": "its one policy step is bounded by hparams.max_kl",
 }
 
 
@@ -36,7 +41,7 @@ class Config:
     Attributes:
       env: name of a registered gymnax environment.
       env_params: overrides of the environment's parameters, as (name, value) pairs (a mapping is accepted too).
-      algorithm: how the policy is improved; "ppo".
+      algorithm: how the policy is improved; "ppo", or "trpo": a natural gradient step within a KL bound.
       total_timesteps: environment steps of one run; the last incomplete update is not run.
       num_envs: environments stepped in parallel in one run, N.
       num_steps: steps of each environment in one rollout, T.
@@ -51,7 +56,9 @@ class Config:
       normalize_rewards: running normalisation of rewards.
       bootstrap_truncated: whether a time limit bootstraps from the final observation; False treats it as a terminal.
       kl_early_stopping: stop the epochs of an update once the KL estimate is above `HParams.target_kl`.
-      kl_penalty: penalise the KL divergence to the rollout policy.
+      kl_penalty: subtract the exact KL to the rollout policy from the objective, times an adaptive coefficient.
+      cg_iters: conjugate gradient iterations (TRPO).
+      backtrack_iters: candidates of the line search (TRPO); 0 takes the full natural gradient step.
 
     Raises:
       ValueError: naming the field, its value and what is allowed.
@@ -75,6 +82,8 @@ class Config:
     bootstrap_truncated: bool = True
     kl_early_stopping: bool = False
     kl_penalty: bool = False
+    cg_iters: int = 10
+    backtrack_iters: int = 10
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env_params", _pairs(self.env_params))
@@ -82,7 +91,7 @@ class Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int:
-                _check_size(field.name, value)
+                _check_size(field.name, value, lowest=0 if field.name == "backtrack_iters" else 1)
             elif field.type in (bool, str) and type(value) is not field.type:
                 raise ValueError(f"config.{field.name} = {value!r}: must be a {_NOUNS[field.type]}")
             if field.name in CHOICES and value not in CHOICES[field.name]:
@@ -92,6 +101,10 @@ class Config:
                 )
         for size in self.hidden_sizes:
             _check_size("hidden_sizes", size)
+        if self.algorithm == "trpo":
+            for name, why in TRPO_REFUSES.items():
+                if getattr(self, name):
+                    raise ValueError(f"config.{name} = True: must be false with algorithm = 'trpo': {why}")
         if self.batch_size % self.num_minibatches:
             raise ValueError(
                 f"config.num_minibatches = {self.num_minibatches}: must divide num_envs * num_steps = {self.batch_size}"
@@ -138,6 +151,12 @@ class HParams(NamedTuple):
       vf_coef: weight of the value loss, which is half the squared error.
       ent_coef: weight of the entropy bonus.
       target_kl: threshold of the early stop, in nats (read when `Config.kl_early_stopping`).
+      kl_coef: coefficient of the KL penalty at update 0 (this and the next two read when `Config.kl_penalty`).
+      kl_target: the KL of an update that the coefficient is adapted towards, in nats.
+      kl_coef_factor: what the coefficient is multiplied or divided by; 1 keeps it fixed.
+      max_kl: bound on the mean KL of an update, in nats (this and the next two read by TRPO).
+      cg_damping: added to the diagonal of the Fisher matrix.
+      backtrack_coef: factor between the candidates of the line search.
     """
 
     learning_rate: Any = 2.5e-4
@@ -151,6 +170,12 @@ class HParams(NamedTuple):
     vf_coef: Any = 0.5
     ent_coef: Any = 0.0
     target_kl: Any = math.inf
+    kl_coef: Any = 0.0
+    kl_target: Any = 0.01
+    kl_coef_factor: Any = 2.0
+    max_kl: Any = 0.01
+    cg_damping: Any = 0.1
+    backtrack_coef: Any = 0.5
 
 
 class Interval(NamedTuple):
@@ -185,6 +210,30 @@ INTERVALS: dict[str, Interval] = {
     "vf_coef": _NON_NEGATIVE,
     "ent_coef": _NON_NEGATIVE,
     "target_kl": _POSITIVE_OR_INF,
+    "kl_coef": _NON_NEGATIVE,
+    "kl_target": Interval(0, math.inf, low_open=True, high_open=True),
+    "kl_coef_factor": Interval(1, math.inf, high_open=True),
+    "max_kl": Interval(0, math.inf, low_open=True, high_open=True),
+    "cg_damping": _NON_NEGATIVE,
+    "backtrack_coef": Interval(0, 1, low_open=True, high_open=True),
+}
+
+
+_STOPS = ("kl_early_stopping = true", lambda config: config.kl_early_stopping)
+_PENALISES = ("kl_penalty = true", lambda config: config.kl_penalty)
+_TRPO = ("algorithm = 'trpo'", lambda config: config.algorithm == "trpo")
+_SEARCHES = ("backtrack_iters > 0 of algorithm = 'trpo'", lambda config: _TRPO[1](config) and config.backtrack_iters)
+
+# Hyperparameters that only some configs read. Elsewhere a value of one's own is refused: it would change nothing.
+NEEDS: dict[str, tuple[str, Callable[[Config], Any]]] = {
+    "ent_coef": ("algorithm = 'ppo'", lambda config: config.algorithm == "ppo"),
+    "target_kl": _STOPS,
+    "kl_coef": _PENALISES,
+    "kl_target": _PENALISES,
+    "kl_coef_factor": _PENALISES,
+    "max_kl": _TRPO,
+    "cg_damping": _TRPO,
+    "backtrack_coef": _SEARCHES,
 }
 
 
@@ -205,9 +254,10 @@ def check_hparams(config: Config, hparams: HParams) -> None:
         wrong = values[~INTERVALS[name].contains(values)]
         if len(wrong):
             raise ValueError(f"hparams.{name} = {wrong[0]:g}: must be in {INTERVALS[name]}")
-        unread = values[np.isfinite(values)] if name == "target_kl" and not config.kl_early_stopping else values[:0]
-        if len(unread):
-            raise ValueError(f"hparams.{name} = {unread[0]:g}: is read only with config.kl_early_stopping = true")
+        if name in NEEDS and not NEEDS[name][1](config):
+            changed = values[values.astype(np.float32) != np.float32(HParams._field_defaults[name])]
+            if len(changed):
+                raise ValueError(f"hparams.{name} = {changed[0]:g}: is read only with config.{NEEDS[name][0]}")
 
 
 def as_float32(hparams: HParams) -> HParams:
@@ -255,9 +305,10 @@ def _nearest(value: Any, allowed: Iterable[Any]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _check_size(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"config.{name} = {value!r}: must be a positive integer")
+def _check_size(name: str, value: Any, lowest: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
+        kind = "a positive integer" if lowest else "an integer of at least 0"
+        raise ValueError(f"config.{name} = {value!r}: must be {kind}")
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:

@@ -1,12 +1,13 @@
 """A whole run as one pure function: `train` scans `update`, which is collect -> estimate -> improve."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from purejaxppo import ops
-from purejaxppo.agent import envs, networks, ppo, rollout
+from purejaxppo.agent import envs, networks, ppo, rollout, trpo
 from purejaxppo.config import Config, HParams, as_float32, check_hparams
 from purejaxppo.types import Batch, Episodes, Improvement, Metrics, TrainState, Transition
 
@@ -46,6 +47,7 @@ def init(config: Config, hparams: HParams, key: jax.Array) -> TrainState:
         obs=obs,
         episode_return=jnp.zeros(config.num_envs, jnp.float32),
         episode_length=jnp.zeros(config.num_envs, jnp.int32),
+        kl_coef=as_float32(hparams).kl_coef,
         key=run_key,
         update_index=jnp.zeros((), jnp.int32),
     )
@@ -75,18 +77,17 @@ def update(config: Config, hparams: HParams, state: TrainState) -> tuple[TrainSt
     state, transition = rollout.collect(config, env, network, state, collect_key)
     batch = estimate(config, hparams, transition)
     learning_rate = anneal(hparams.learning_rate, hparams.final_lr_fraction, state.update_index / config.num_updates)
-    params, opt_state, improvement = ppo.improve(
-        config,
-        hparams,
-        network,
-        state.params,
-        state.opt_state,
-        batch,
-        permutations(shuffle_key, config.num_epochs, config.batch_size),
-        learning_rate,
-    )
-    state = state._replace(params=params, opt_state=opt_state, update_index=state.update_index + 1)
-    return state, summarize(transition, batch, improvement, learning_rate, params)
+    orders = permutations(shuffle_key, config.num_epochs, config.batch_size)
+    inputs = (config, hparams, network, state.params, state.opt_state, batch, orders, learning_rate)
+    if config.algorithm == "trpo":
+        params, opt_state, improvement = trpo.improve(*inputs)
+    else:
+        params, opt_state, improvement = ppo.improve(*inputs, state.kl_coef)
+    metrics = summarize(transition, batch, improvement, learning_rate, state.kl_coef, params)
+    kl_coef = ops.adapt_kl_coef(state.kl_coef, improvement.exact_kl, hparams.kl_target, hparams.kl_coef_factor)
+    return state._replace(
+        params=params, opt_state=opt_state, kl_coef=kl_coef, update_index=state.update_index + 1
+    ), metrics
 
 
 def estimate(config: Config, hparams: HParams, transition: Transition) -> Batch:
@@ -126,7 +127,12 @@ def anneal(start: jax.Array, final_fraction: jax.Array, progress: jax.Array) -> 
 
 
 def summarize(
-    transition: Transition, batch: Batch, improvement: Improvement, learning_rate: jax.Array, params: dict
+    transition: Transition,
+    batch: Batch,
+    improvement: Improvement,
+    learning_rate: jax.Array,
+    kl_coef: jax.Array,
+    params: Any,
 ) -> Metrics:
     """The metrics of one update."""
     ended = transition.terminated | transition.truncated
@@ -142,6 +148,7 @@ def summarize(
         num_episodes=num_episodes,
         explained_variance=ops.explained_variance(batch.value, batch.value_targets),
         learning_rate=learning_rate,
+        kl_coef=kl_coef,
         all_finite=jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(checked)]).all(),
         **improvement._asdict(),
     )

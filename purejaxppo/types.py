@@ -48,22 +48,24 @@ class TrainState(NamedTuple):
     obs: jax.Array  # [N, O] float32, the next observation to act on
     episode_return: jax.Array  # [N] float32, of the running episodes
     episode_length: jax.Array  # [N] int32, of the running episodes
+    kl_coef: jax.Array  # () float32, coefficient of the KL penalty in the next update
     key: jax.Array  # () typed key of the run; update i draws from fold_in(key, i)
     update_index: jax.Array  # () int32, updates done
 
 
 class Improvement(NamedTuple):
-    """What one `improve` did. Losses are means over the minibatches run; the rest is over the full batch, after the
-    last epoch run."""
+    """What one `improve` did. Losses and gradient norm are means over the minibatches run; the rest is over the full
+    batch, after the last epoch run. TRPO has one policy step, on the full batch: its policy loss is after the step."""
 
     policy_loss: jax.Array  # () float32
     value_loss: jax.Array  # () float32, half the mean squared error
-    grad_norm: jax.Array  # () float32, global norm before clipping, mean over the optimiser steps run
+    grad_norm: jax.Array  # () float32, global norm before clipping; of TRPO, of its policy gradient
     entropy: jax.Array  # () float32, nats
     approx_kl: jax.Array  # () float32, nats, k3 estimate of KL(old || new)
     exact_kl: jax.Array  # () float32, nats, mean KL(old || new)
     clip_fraction: jax.Array  # () float32, share of |ratio - 1| > clip_eps
-    num_epochs: jax.Array  # () int32, epochs run
+    num_epochs: jax.Array  # () int32, epochs run; of TRPO, of its critic
+    step_scale: jax.Array  # () float32, accepted fraction of the TRPO step, 0 if rejected; NaN for PPO
 
 
 class Metrics(NamedTuple):
@@ -84,6 +86,8 @@ class Metrics(NamedTuple):
     exact_kl: jax.Array  # () float32, nats
     clip_fraction: jax.Array  # () float32
     num_epochs: jax.Array  # () int32
+    step_scale: jax.Array  # () float32
+    kl_coef: jax.Array  # () float32, coefficient of the KL penalty in this update
     explained_variance: jax.Array  # () float32, of the value targets by the values at sampling time
     learning_rate: jax.Array  # () float32
     all_finite: jax.Array  # () bool, parameters and losses

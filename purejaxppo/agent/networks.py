@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
 
+from purejaxppo import ops
 from purejaxppo.agent.envs import Env
 from purejaxppo.config import Config
 
@@ -105,6 +106,11 @@ def value(network: ActorCritic, params: Any, obs: jax.Array) -> jax.Array:
 def distribution(dist_params: jax.Array) -> distrax.Categorical:
     """dist_params [..., P] -> the action distribution, batch shape [...]."""
     return distrax.Categorical(logits=dist_params)
+
+
+def kl(old_dist_params: jax.Array, new_dist_params: jax.Array) -> jax.Array:
+    """The exact KL(old || new) of the distributions of two [..., P], [...] float32, nats."""
+    return ops.kl_categorical(old_dist_params, new_dist_params)
 
 
 def draw_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

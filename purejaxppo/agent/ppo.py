@@ -4,6 +4,7 @@
 environment, fixed loop lengths. A fused kernel can replace it with this version as its oracle.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ def improve(
     batch: Batch,
     permutations: jax.Array,
     learning_rate: jax.Array,
+    kl_coef: jax.Array,
 ) -> tuple[Any, optax.OptState, Improvement]:
     """Maximises the clipped surrogate, and fits the critic, by Adam on shuffled minibatches.
 
@@ -61,26 +63,21 @@ def improve(
       batch: [B, ...], in any order.
       permutations: [K, B] int32, the order of the samples in each epoch.
       learning_rate: () float32.
+      kl_coef: () float32, coefficient of the KL penalty; read with `kl_penalty`.
 
     Returns:
       Parameters, optimiser state, and what was done.
     """
     optimizer = make_optimizer(hparams, learning_rate)
 
-    def minibatch_step(
-        carry: tuple[Any, optax.OptState], minibatch: Batch
-    ) -> tuple[tuple[Any, optax.OptState], Losses]:
-        params, opt_state = carry
-        grads, (policy_loss, value_loss) = jax.grad(loss, has_aux=True)(params, config, hparams, network, minibatch)
-        updates, opt_state = optimizer.update(grads, opt_state)
-        params = optax.apply_updates(params, updates)
-        return (params, opt_state), Losses(policy_loss, value_loss, optax.tree.norm(grads))
+    def minibatch_loss(params: Any, minibatch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        return loss(params, config, hparams, network, minibatch, kl_coef)
 
-    def epoch(carry: tuple[Any, ...], permutation: jax.Array) -> tuple[tuple[Any, ...], tuple[jax.Array, Losses]]:
+    def stoppable_epoch(
+        carry: tuple[Any, ...], permutation: jax.Array
+    ) -> tuple[tuple[Any, ...], tuple[jax.Array, Losses]]:
         old, running = carry
-        shuffled = permutation.reshape(config.num_minibatches, config.minibatch_size)
-        minibatches = jax.tree.map(lambda x: x[shuffled], batch)
-        (params, opt_state), losses = jax.lax.scan(minibatch_step, old[:2], minibatches)
+        (params, opt_state), losses = epoch(config, optimizer, minibatch_loss, old[:2], batch, permutation)
         weights = jnp.broadcast_to(running, losses.policy_loss.shape)
         if not config.kl_early_stopping:
             return ((params, opt_state, old[2]), running), (weights, losses)
@@ -90,18 +87,60 @@ def improve(
 
     zero = Diagnostics(*jnp.zeros(len(Diagnostics._fields)))
     carry = ((params, opt_state, zero), jnp.array(True))
-    ((params, opt_state, diagnostics), _), (weights, losses) = jax.lax.scan(epoch, carry, permutations)
+    ((params, opt_state, diagnostics), _), (weights, losses) = jax.lax.scan(stoppable_epoch, carry, permutations)
     if not config.kl_early_stopping:
         diagnostics = diagnose(hparams, network, params, batch)
     losses = jax.tree.map(lambda x: jnp.mean(x, where=weights), losses)
-    num_epochs = jnp.sum(weights[:, 0], dtype=jnp.int32)
-    return params, opt_state, Improvement(**losses._asdict(), **diagnostics._asdict(), num_epochs=num_epochs)
+    return (
+        params,
+        opt_state,
+        Improvement(
+            **losses._asdict(),
+            **diagnostics._asdict(),
+            num_epochs=jnp.sum(weights[:, 0], dtype=jnp.int32),
+            step_scale=jnp.full((), jnp.nan),
+        ),
+    )
+
+
+def epoch(
+    config: Config,
+    optimizer: optax.GradientTransformation,
+    minibatch_loss: Callable[[Any, Batch], tuple[jax.Array, tuple[jax.Array, jax.Array]]],
+    carry: tuple[Any, optax.OptState],
+    batch: Batch,
+    permutation: jax.Array,
+) -> tuple[tuple[Any, optax.OptState], Losses]:
+    """One pass over the batch in the order of the permutation [B], an optimiser step a minibatch.
+
+    Args:
+      minibatch_loss: (params, minibatch) -> loss, (policy loss, value loss), () each.
+      carry: (params, optimiser state).
+
+    Returns:
+      The carry after it, and the losses [num_minibatches].
+    """
+
+    def step(carry: tuple[Any, optax.OptState], minibatch: Batch) -> tuple[tuple[Any, optax.OptState], Losses]:
+        params, opt_state = carry
+        grads, (policy_loss, value_loss) = jax.grad(minibatch_loss, has_aux=True)(params, minibatch)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        params = optax.apply_updates(params, updates)
+        return (params, opt_state), Losses(policy_loss, value_loss, optax.tree.norm(grads))
+
+    shuffled = permutation.reshape(config.num_minibatches, config.minibatch_size)
+    return jax.lax.scan(step, carry, jax.tree.map(lambda x: x[shuffled], batch))
 
 
 def loss(
-    params: Any, config: Config, hparams: HParams, network: networks.ActorCritic, minibatch: Batch
+    params: Any,
+    config: Config,
+    hparams: HParams,
+    network: networks.ActorCritic,
+    minibatch: Batch,
+    kl_coef: jax.typing.ArrayLike = 0.0,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """-surrogate + vf_coef * value loss - ent_coef * entropy, each a mean over the minibatch.
+    """-surrogate + vf_coef * value loss - ent_coef * entropy (+ kl_coef * KL), each a mean over the minibatch.
 
     Returns:
       () float32, and (policy loss, value loss), both () float32.
@@ -109,25 +148,31 @@ def loss(
     advantages = minibatch.advantages
     if config.normalize_advantages:
         advantages = ops.standardize(advantages)
-    policy = networks.distribution(networks.policy(network, params, minibatch.obs))
+    dist_params = networks.policy(network, params, minibatch.obs)
+    policy = networks.distribution(dist_params)
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
     policy_loss = -jnp.mean(ops.clipped_surrogate(log_ratio, advantages, hparams.clip_eps))
-    value = networks.value(network, params, minibatch.obs)
-    value_loss = jnp.mean(
-        ops.clipped_value_loss(value, minibatch.value, minibatch.value_targets, hparams.value_clip_eps)
-    )
+    if config.kl_penalty:
+        policy_loss += kl_coef * jnp.mean(networks.kl(minibatch.dist_params, dist_params))
+    value_loss = fit_loss(params, hparams, network, minibatch)
     total = policy_loss + hparams.vf_coef * value_loss - hparams.ent_coef * jnp.mean(policy.entropy())
     return total, (policy_loss, value_loss)
 
 
+def fit_loss(params: Any, hparams: HParams, network: networks.ActorCritic, minibatch: Batch) -> jax.Array:
+    """How far the critic is from the value targets, () float32: the clipped value loss, a mean over the minibatch."""
+    value = networks.value(network, params, minibatch.obs)
+    return jnp.mean(ops.clipped_value_loss(value, minibatch.value, minibatch.value_targets, hparams.value_clip_eps))
+
+
 def diagnose(hparams: HParams, network: networks.ActorCritic, params: Any, batch: Batch) -> Diagnostics:
     """How far the policy of `params` has moved from the one that collected the batch."""
-    old = networks.distribution(batch.dist_params)
-    new = networks.distribution(networks.policy(network, params, batch.obs))
-    log_ratio = new.log_prob(batch.action) - batch.log_prob
+    dist_params = networks.policy(network, params, batch.obs)
+    policy = networks.distribution(dist_params)
+    log_ratio = policy.log_prob(batch.action) - batch.log_prob
     return Diagnostics(
-        entropy=jnp.mean(new.entropy()),
+        entropy=jnp.mean(policy.entropy()),
         approx_kl=jnp.mean(ops.kl_k3(log_ratio)),
-        exact_kl=jnp.mean(old.kl_divergence(new)),
+        exact_kl=jnp.mean(networks.kl(batch.dist_params, dist_params)),
         clip_fraction=jnp.mean(ops.clip_fraction(log_ratio, hparams.clip_eps)),
     )

@@ -1,20 +1,32 @@
 """The maths: arrays in, arrays out, per element. The caller takes the mean or the masked mean."""
 
 from purejaxppo.ops.advantages import gae, standardize
-from purejaxppo.ops.kl import kl_categorical, kl_k1, kl_k2, kl_k3
+from purejaxppo.ops.kl import adapt_kl_coef, kl_categorical, kl_k1, kl_k2, kl_k3, kl_normal
 from purejaxppo.ops.stats import clip_fraction, explained_variance
 from purejaxppo.ops.surrogates import clipped_surrogate, clipped_value_loss, surrogate, value_loss
+from purejaxppo.ops.trust_region import (
+    backtracking_line_search,
+    conjugate_gradient,
+    fisher_vector_product,
+    natural_step,
+)
 
 __all__ = [
+    "adapt_kl_coef",
+    "backtracking_line_search",
     "clip_fraction",
     "clipped_surrogate",
     "clipped_value_loss",
+    "conjugate_gradient",
     "explained_variance",
+    "fisher_vector_product",
     "gae",
     "kl_categorical",
     "kl_k1",
     "kl_k2",
     "kl_k3",
+    "kl_normal",
+    "natural_step",
     "standardize",
     "surrogate",
     "value_loss",
