@@ -13,7 +13,7 @@ from rich.table import Table
 
 from purejaxppo import bandit
 from purejaxppo.bandit import BanditConfig, BanditHParams, BanditTrace
-from purejaxppo.host import bandit_facts, bandit_plots
+from purejaxppo.host import bandit_facts, bandit_plots, store
 from purejaxppo.host.bandit_facts import Row, Summary
 
 MAP_AXES: dict[str, tuple[float, ...]] = {
@@ -67,7 +67,7 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
             cells = map_settings(seed)
         bandit_plots.save_map(directory / "map.png", cells, MAP_AXES, MAP_SEEDS)
         report["map"] = {"num_seeds": MAP_SEEDS, "axes": MAP_AXES, **cells}
-    (directory / "bandit.json").write_text(json.dumps(_plain(report), indent=1, allow_nan=False) + "\n")
+    (directory / "bandit.json").write_text(json.dumps(store.plain(report), indent=1, allow_nan=False) + "\n")
     console.print(f"Written to {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
     finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runs))
     if not finite:
@@ -145,14 +145,3 @@ def _curves(demo: Summary, index: int) -> dict[str, Any]:
         "kl": {"mean": demo.kl[index].mean(axis=0)},
         "first_batch_kl": {"median": middle, "quantile_10": low, "quantile_90": high},
     }
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: lists for arrays, null for NaN and infinities."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

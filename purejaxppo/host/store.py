@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 from pathlib import Path
@@ -21,13 +22,13 @@ MATMUL_PRECISION = "jax_default_matmul_precision"
 VERSIONED = ("purejaxppo", "jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "numpy")
 
 
-def claim(out: Path) -> None:
-    """Makes the directory of a new run.
+def claim(out: Path, marker: str = "config.toml") -> None:
+    """Makes the directory of a new run; one that has the marker file holds a run.
 
     Raises:
       ValueError: when it holds a run already, or cannot be made or written to. Nothing is changed then.
     """
-    if (out / "config.toml").exists():
+    if (out / marker).exists():
         raise ValueError(f"--out {out}: holds a run already; choose another directory")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -40,13 +41,13 @@ def claim(out: Path) -> None:
 def write(out: Path, experiment: Experiment, result: SweepResult) -> dict[str, Any]:
     """Writes config.toml, metrics.npz, curves.png and summary.json; returns the summary."""
     metrics = Metrics(*(leaf[0] for leaf in result.metrics))
-    _replace(out / "config.toml", experiments.to_toml(experiment).encode())
-    with _Partial(out / "metrics.npz") as path:
+    replace(out / "config.toml", experiments.to_toml(experiment).encode())
+    with partial(out / "metrics.npz") as path:
         np.savez_compressed(path, **metrics._asdict())
-    with _Partial(out / "curves.png") as path:
+    with partial(out / "curves.png") as path:
         plots.curves(metrics, experiment.config, path)
     summary = summarize(experiment, result)
-    _replace(out / "summary.json", json.dumps(summary, indent=2).encode())
+    replace(out / "summary.json", json.dumps(summary, indent=2).encode())
     return summary
 
 
@@ -87,17 +88,29 @@ def summarize(experiment: Experiment, result: SweepResult) -> dict[str, Any]:
     }
 
 
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: lists for arrays, null for NaN and infinities."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _number(value: Any) -> float | None:
     """For JSON, which has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
-def _replace(path: Path, content: bytes) -> None:
-    with _Partial(path) as partial:
-        partial.write_bytes(content)
+def replace(path: Path, content: bytes) -> None:
+    """Writes a whole file, or leaves the one that was there."""
+    with partial(path) as written:
+        written.write_bytes(content)
 
 
-class _Partial:
+class partial:
     """A name to write under; the file takes its own name once it is complete, or vanishes."""
 
     def __init__(self, path: Path) -> None:
