@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import purejaxppo as ppo
+from purejaxppo.types import Improvement
 from tests.helpers import (
     assert_close,
     assert_equal,
@@ -288,6 +289,18 @@ def test_no_key_is_used_twice(monkeypatch):
     assert len(np.unique(everything, axis=0)) == 8
 
 
+@pytest.mark.parametrize("function", ["init", "update", "evaluate"])
+def test_jax_finds_no_key_consumed_twice(function):
+    state = initial(SHORT)
+    call = {
+        "init": lambda key: ppo.init(SHORT, HPARAMS, key),
+        "update": lambda key: ppo.update(SHORT, HPARAMS, state._replace(key=key))[1],
+        "evaluate": lambda key: ppo.evaluate(SHORT, state, key, 2, False),
+    }[function]
+    with jax.debug_key_reuse(True):
+        jax.jit(call)(jax.random.key(0))
+
+
 def test_updates_draw_different_actions_and_different_starts():
     """With rate 0 only the random numbers differ from update to update."""
     config = tiny(env="ActionReward-test", num_epochs=1, num_minibatches=1, num_steps=32, total_timesteps=6 * 64)
@@ -366,6 +379,19 @@ def test_metrics_of_a_healthy_run_are_finite():
     for name, leaf in metrics._asdict().items():
         assert name.startswith("episode_") or np.isfinite(leaf).all(), name
     np.testing.assert_array_equal(metrics.num_epochs, [2, 2, 2])
+
+
+@pytest.mark.parametrize("broken", [None, "params", "policy_loss", "value_loss", "grad_norm"])
+def test_all_finite_looks_at_parameters_and_losses(broken):
+    improvement = Improvement(*jnp.ones(len(Improvement._fields)))
+    if broken not in (None, "params"):
+        improvement = improvement._replace(**{broken: jnp.inf})
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.array([0.0, jnp.nan if broken == "params" else 0.0])}
+    config = tiny(num_envs=1, num_steps=3, num_minibatches=1)
+    steps = transition()
+    batch = train_module.estimate(config, ppo.HParams(), steps)
+    metrics = train_module.summarize(steps, batch, improvement, jnp.ones(()), params)
+    assert metrics.all_finite == (broken is None)
 
 
 # Estimates

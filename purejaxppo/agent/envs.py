@@ -111,7 +111,7 @@ def _construct(name: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
         env, params = gymnax.make(name, **arguments)
     except OSError as error:
         raise ValueError(f"config.env = {name!r}: its data could not be loaded ({error})") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"config.env_params = {arguments}: refused by {name} ({error})") from None
     defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     changed = {}
