@@ -107,7 +107,7 @@ class Row:
 
     @property
     def agrees(self) -> str:
-        """ "yes": the text's figure is in the interval; "rounded": one that rounds to it is; else "no"."""
+        """Whether ours bears it out: "yes" (it is in the interval), "rounded" (one that rounds to it is) or "no"."""
         if self.interval is None:
             return "yes" if abs(self.ours - self.low) <= self.rounding else "no"
         first, last = self.interval
@@ -129,19 +129,19 @@ def compare(runs: Experiments, seed: int) -> list[Row]:
     rows = [
         _exact("8", "expected reward at the start", "0.53", 0.53, 0.005, reward[0, 0, 0]),
         row("8", "expected reward after 1, no clip", "0.83", 0.83, 0.005, reward[NO_CLIP, :, 1]),
-        row("8", "expected reward after 1, clip 0.2", "0.60", 0.60, 0.005, reward[CLIP, :, 1]),
+        row("8", "expected reward after 1, clip", "0.60", 0.60, 0.005, reward[CLIP, :, 1]),
         row("8", "iteration the clip overtakes at", "6 or 7", (6, 7), 0, both, statistic=overtaking),
         row("9", "wrong arm after 20, no clip", "a third", 1 / 3, 0, wrong[NO_CLIP, :, -1]),
         row("9", "wrong arm after 200, no clip", "a third", 1 / 3, 0, long.wrong[0, :, -1]),
-        row("9", "stuck (wrong, p >= 0.99) after 20", "a third", 1 / 3, 0, stuck),
+        row("9", "stuck (wrong, p >= 0.99) at 20", "a third", 1 / 3, 0, stuck),
         row("9", "their KL in iteration 20, median", "0", 0, 0.005,
             np.where(stuck, long.kl[0, :, 19], np.nan), statistic=median),
         row("9", "of those, still wrong after 200", "all", 1, 0,
             np.where(stuck, long.wrong[0, :, -1], np.nan)),
         _exact("10", "K=1: most the policies differ", "0", 0, 0, apart),
         row("11", "N=64: wrong arm after 3, no clip", "0.08", 0.08, 0.005, large.wrong[0, :, 3]),
-        row("11", "N=64: KL of iteration 1, median", "1.6", 1.6, 0.05, large.kl[0, :, 0], statistic=median),
-        row("11", "N=64: runs with that KL above 0.9", "0.9", 0.9, 0.05, large.kl[0, :, 0] > 0.9),
+        row("11", "N=64: first KL, median", "1.6", 1.6, 0.05, large.kl[0, :, 0], statistic=median),
+        row("11", "N=64: runs of first KL > 0.9", "0.9", 0.9, 0.05, large.kl[0, :, 0] > 0.9),
         row("11", "N=64: entropy after 2, median", "0.1", 0.1, 0.05, large.entropy[0, :, 2],
             statistic=median),
         _exact("11", "entropy at the start", "1.10", 1.10, 0.005, large.entropy[0, 0, 0]),
@@ -156,8 +156,8 @@ def _clip_rows(label: str, runs: Summary, row: Callable[..., Row]) -> list[Row]:
     """Fact 12, at one number of ascent steps."""
     wrong, reward = runs.wrong[:, :, 10], runs.expected_reward[:, :, 10]
     return [
-        row("12", f"{label}, eps 0.05: KL an iteration", "0.01", 0.01, 0.005, runs.kl[NARROW, :, :10].mean(1)),
-        row("12", f"{label}, eps 0.5: KL of iteration 1", "0.2-0.3", (0.2, 0.3), 0.05, runs.kl[WIDE, :, 0]),
+        row("12", f"{label}, eps 0.05: mean KL", "0.01", 0.01, 0.005, runs.kl[NARROW, :, :10].mean(1)),
+        row("12", f"{label}, eps 0.5: first KL", "0.2-0.3", (0.2, 0.3), 0.05, runs.kl[WIDE, :, 0]),
         row("12", f"{label}, eps 0.5: wrong after 10", "0.10", 0.10, 0.005, wrong[WIDE]),
         row("12", f"{label}, eps 0.2: wrong after 10", "0.06", 0.06, 0.005, wrong[CLIP]),
         row("12", f"{label}: reward, eps 0.5 above 0.2", "> 0", (0, math.inf), 0.0, reward[WIDE] - reward[CLIP]),

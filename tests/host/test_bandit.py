@@ -97,7 +97,7 @@ def test_figures_of_the_text_from_10_000_seeds():
     only_rounded = {what for what, answer in agree.items() if answer == "rounded"}
     assert only_rounded == {
         "N=64: entropy after 2, median",
-        "K=100, eps 0.05: KL an iteration",
-        "K=40, eps 0.05: KL an iteration",
+        "K=100, eps 0.05: mean KL",
+        "K=40, eps 0.05: mean KL",
     }
     assert set(agree.values()) == {"yes", "rounded"}
