@@ -36,19 +36,19 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
     Args:
       num_seeds: runs behind each figure.
       seed: of all of them.
-      out: directory to write to; runs/bandit by default.
+      out: directory to write to; by default runs/bandit-TIME.
       map: also the heat maps of clip_eps, num_pulls and num_epochs.
 
     Returns:
       The exit code: 0, or 1 where a run did not stay finite.
 
     Raises:
-      ValueError: unless `num_seeds` is a positive integer.
+      ValueError: unless `num_seeds` is a positive integer, and for a directory that holds such a run already.
     """
     console = Console()
     bandit.check_positive("num_seeds", num_seeds)
-    directory = Path("runs", "bandit") if out is None else Path(out)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = out or store.fresh("bandit")
+    store.claim(directory, marker="bandit.json")
     with console.status(f"{num_seeds} seeds of each setting"):
         runs = bandit_facts.run_experiments(num_seeds, seed)
         rows = bandit_facts.compare(runs, seed)

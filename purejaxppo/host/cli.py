@@ -1,15 +1,15 @@
-"""The command line: `purejaxppo train CONFIG.toml`.
+"""The command line: `purejaxppo train CONFIG.toml`, `purejaxppo lab`, `purejaxppo bandit`.
 
 Bad input ends with one line on standard error and exit code 2 before anything is written; a run that did not stay
 finite with exit code 1 after everything is saved.
 """
 
 import dataclasses
-import datetime
 import difflib
+import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,11 @@ from purejaxppo.host import progress, store
 from purejaxppo.host.experiment import Experiment
 from purejaxppo.types import Metrics
 
-USAGE = """usage: purejaxppo train CONFIG.toml [--num-seeds N] [--seed S] [--out DIR]
-                                    [--config.FIELD V] [--hparams.FIELD V]
+USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what it takes
 
-  train   train all seeds of one experiment and leave a run directory
-
-purejaxppo train --help lists every field."""
+  train CONFIG.toml   train every seed of one experiment as one program; leaves a run directory
+  lab                 the CartPole lab of the trust-region family, over many seeds
+  bandit              the 300-seed statistics of the bandit, with intervals"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0 if argv else 2
     try:
-        if argv[0] != "train":
-            raise ValueError(f"{argv[0]}: no such command; allowed: train")
-        return train(argv[1:])
+        if argv[0] not in COMMANDS:
+            raise ValueError(f"{argv[0]}: there is no such command; allowed: {', '.join(COMMANDS)}")
+        return COMMANDS[argv[0]](argv[1:])
     except ValueError as error:
         print(f"purejaxppo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -73,9 +72,9 @@ def train(argv: list[str]) -> int:
         default = Train(**vars(experiments.read(path)))
     elif not {"-h", "--help"} & set(argv):
         raise ValueError("train: must be followed by the path of a TOML file")
-    arguments = _parse(default, argv)
+    arguments: Train = _parse(Train, argv, "train CONFIG.toml", default=default)
     experiment = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
-    out = arguments.out or Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    out = arguments.out or store.fresh(name)
 
     ppo.use_all_cores()
     check_hparams(experiment.config, experiment.hparams)
@@ -86,6 +85,25 @@ def train(argv: list[str]) -> int:
         result = ppo.sweep(experiment.config, experiment.hparams, experiment.num_seeds, experiment.seed, moved)
     summary = store.write(out, experiment, result)
     return _report(out, summary, Metrics(*(leaf[0] for leaf in result.metrics)), experiment.config)
+
+
+def lab(argv: list[str]) -> int:
+    """`purejaxppo lab`."""
+    from purejaxppo.host.lab import run_lab
+
+    ppo.use_all_cores()
+    return _parse(run_lab, argv, "lab")
+
+
+def bandit(argv: list[str]) -> int:
+    """`purejaxppo bandit`."""
+    from purejaxppo.host.bandit import run_bandit
+
+    ppo.use_all_cores()
+    return _parse(run_bandit, argv, "bandit")
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "lab": lab, "bandit": bandit}
 
 
 def _report(out: Path, summary: dict[str, Any], metrics: Metrics, config: ppo.Config) -> int:
@@ -118,16 +136,13 @@ def _shown(value: float | None, low: float | None, high: float | None) -> tuple[
     return texts[0], f"{texts[1]} to {texts[2]}"
 
 
-def _parse(default: Train, argv: list[str]) -> Train:
-    """`default` with the flags applied; what tyro has to say against them becomes one line."""
-    flags = ["--num-seeds", "--seed", "--out"]
-    flags += [f"--config.{field.name.replace('_', '-')}" for field in dataclasses.fields(ppo.Config)]
-    flags += [f"--hparams.{field.replace('_', '-')}" for field in ppo.HParams._fields]
+def _parse(function: Callable[..., Any], argv: list[str], command: str, **options: Any) -> Any:
+    """What tyro makes of the flags; what it has to say against them becomes one line."""
 
     def refuse(event: parse_errors.ParseErrorEvent) -> None:
         if isinstance(event, parse_errors.UnrecognizedArgs):
             token = event.tokens[0]
-            close = difflib.get_close_matches(token.replace("_", "-"), flags, n=1)
+            close = difflib.get_close_matches(token.replace("_", "-"), _flags(function), n=1)
             raise ValueError(f"{token}: there is no such argument" + (f"; did you mean {close[0]}?" if close else ""))
         if isinstance(event, parse_errors.InstantiationFailure):
             flag = event.argument.lowered.name_or_flags[0] + ": " if event.argument else ""
@@ -136,7 +151,16 @@ def _parse(default: Train, argv: list[str]) -> Train:
         raise ValueError(next((text for text in contents if isinstance(text, str)), title))
 
     with parse_errors.on_parse_error(refuse):
-        return tyro.cli(Train, default=default, args=argv, prog="purejaxppo train CONFIG.toml")
+        return tyro.cli(function, args=argv, prog=f"purejaxppo {command}", **options)
+
+
+def _flags(function: Callable[..., Any]) -> list[str]:
+    """The flags of a command, for the nearest one to a typo."""
+    names = [name for name in inspect.signature(function).parameters if name not in ("config", "hparams")]
+    if function is Train:
+        names += [f"config.{field.name}" for field in dataclasses.fields(ppo.Config)]
+        names += [f"hparams.{name}" for name in ppo.HParams._fields]
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from purejaxppo import results
+from purejaxppo.bandit import check_positive
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import lab_plots, store
 from purejaxppo.sweep import sweep
@@ -160,13 +161,19 @@ def _claims() -> list[Claim]:
 def run_lab(num_seeds: int = 16, seed: int = 0, out: Path | None = None) -> int:
     """Trains every variant with every seed; prints the table and leaves lab.png, lab.json, lab.md and lab.npz.
 
+    Args:
+      num_seeds: runs of each variant.
+      seed: of all of them; seed j draws the same random numbers in every variant.
+      out: directory to write to; by default runs/lab-TIME.
+
     Returns:
       The exit code: 0, or 1 where a run did not stay finite.
 
     Raises:
       ValueError: for a number of seeds that is not positive, or a directory that holds a run already.
     """
-    out = Path("runs", "lab") if out is None else out
+    check_positive("num_seeds", num_seeds)
+    out = out or store.fresh("lab")
     store.claim(out, marker="lab.json")
     console = Console()
     with console.status(f"{len(VARIANTS)} variants, {num_seeds} seeds each"):

@@ -1,5 +1,6 @@
 """The run directory: one finished experiment, complete enough to repeat it."""
 
+import datetime
 import importlib.metadata
 import json
 import math
@@ -20,6 +21,11 @@ from purejaxppo.types import Metrics
 
 MATMUL_PRECISION = "jax_default_matmul_precision"
 VERSIONED = ("purejaxppo", "jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "numpy")
+
+
+def fresh(name: str) -> Path:
+    """The default directory of a run that starts now."""
+    return Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def claim(out: Path, marker: str = "config.toml") -> None:
