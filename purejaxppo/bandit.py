@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from purejaxppo import ops
 from purejaxppo.config import Interval
 
-# Runs that a CPU device steps at once, so that they stay in the cache (a step of a run costs 40 to 50 ns from 64 to 192 of
-# them, and seven times that at 8192), and the most that a device is given in one call, which bounds the memory.
+# Runs that a CPU device steps at once, so that they stay in the cache (a step of a run costs 40 to 50 ns from 64 to 192
+# of them, and seven times that at 8192), and the most that a device is given in one call, which bounds the memory.
 CPU_WIDTH = 128
 CHUNK = 16_384
 
@@ -337,8 +337,8 @@ def _program(config: BanditConfig, summarize: Callable[[BanditTrace], Any], mesh
             share, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec(), runs), out_specs=runs, check_vma=False
         ),
         in_shardings=(None, None, NamedSharding(mesh, runs)),
-        # LLVM's first level compiles in half the time, and rounds alike whatever the width: a seed's numbers are its own.
-        # The third steps 1.6 times as fast.
+        # LLVM's first level compiles in half the time and rounds alike whatever the width, so that a seed's numbers are
+        # its own. The third steps 1.6 times as fast.
         compiler_options={"xla_backend_optimization_level": "1"} if on_cpu else {},
     )
 

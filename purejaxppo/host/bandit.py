@@ -68,7 +68,8 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
         bandit_plots.save_map(directory / "map.png", cells, MAP_AXES, MAP_SEEDS)
         report["map"] = {"num_seeds": MAP_SEEDS, "axes": MAP_AXES, **cells}
     (directory / "bandit.json").write_text(json.dumps(_plain(report), indent=1, allow_nan=False) + "\n")
-    console.print(f"Written to {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
+    names = ["bandit.json", "bandit.png", "clip.png"] + ["map.png"] * map
+    console.print(f"Written to {directory}: {', '.join(names)}")
     finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runs))
     if not finite:
         console.print("A run did not stay finite.", style="red")
