@@ -6,18 +6,21 @@ functions of arrays; above it everything with a side effect.
 
     config, types    the two kinds of settings; the shapes
     ops/             the maths
-    agent/           envs, networks, rollout, ppo: the parts of one update
+    devices          runs over all local devices
+    agent/           envs, networks, rollout, ppo, trpo: the parts of one update
     train            init, update, run, train, evaluate
+    bandit           the same ops on a bandit small enough to compute everything exactly
     sweep            grids and seeds -> runs, over all devices
     results          statistics over runs
     host/            command line, progress, files, pictures
 
-Arrows point one way: host -> {results, sweep} -> train -> agent -> {ops, types, config}.
+Arrows point one way: host -> {results, sweep} -> {train, bandit} -> agent -> {ops, types, config, devices}.
 """
 
-from purejaxppo import ops, results
+from purejaxppo import bandit, ops, results
 from purejaxppo.config import Config, HParams
-from purejaxppo.sweep import SweepResult, grid, sweep, use_all_cores
+from purejaxppo.devices import use_all_cores
+from purejaxppo.sweep import SweepResult, grid, sweep
 from purejaxppo.train import evaluate, init, run, train, update
 from purejaxppo.types import Batch, Episodes, Metrics, TrainState, Transition
 
@@ -30,6 +33,7 @@ __all__ = [
     "SweepResult",
     "TrainState",
     "Transition",
+    "bandit",
     "evaluate",
     "grid",
     "init",

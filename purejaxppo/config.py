@@ -91,7 +91,7 @@ class Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int:
-                _check_size(field.name, value, lowest=0 if field.name == "backtrack_iters" else 1)
+                check_size(f"config.{field.name}", value, lowest=0 if field.name == "backtrack_iters" else 1)
             elif field.type in (bool, str) and type(value) is not field.type:
                 raise ValueError(f"config.{field.name} = {value!r}: must be a {_NOUNS[field.type]}")
             if field.name in CHOICES and value not in CHOICES[field.name]:
@@ -100,7 +100,7 @@ class Config:
                     f"config.{field.name} = {value!r}: allowed: {allowed}{_nearest(value, CHOICES[field.name])}"
                 )
         for size in self.hidden_sizes:
-            _check_size("hidden_sizes", size)
+            check_size("config.hidden_sizes", size)
         if self.algorithm == "trpo":
             for name, why in TRPO_REFUSES.items():
                 if getattr(self, name):
@@ -265,6 +265,13 @@ def as_float32(hparams: HParams) -> HParams:
     return HParams(*(jnp.asarray(value, jnp.float32) for value in hparams))
 
 
+def check_size(name: str, value: Any, lowest: int = 1) -> None:
+    """Raises ValueError unless the value is an integer of at least `lowest`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
+        kind = "a positive integer" if lowest == 1 else f"an integer of at least {lowest}"
+        raise ValueError(f"{name} = {value!r}: must be {kind}")
+
+
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raises ValueError at the first name that is not allowed, with the nearest one that is."""
     allowed = tuple(allowed)
@@ -303,12 +310,6 @@ _NOUNS = {bool: "boolean", str: "string"}
 def _nearest(value: Any, allowed: Iterable[Any]) -> str:
     close = difflib.get_close_matches(str(value), [str(choice) for choice in allowed], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _check_size(name: str, value: Any, lowest: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        kind = "a positive integer" if lowest else "an integer of at least 0"
-        raise ValueError(f"config.{name} = {value!r}: must be {kind}")
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:

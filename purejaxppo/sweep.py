@@ -4,7 +4,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from purejaxppo.config import Config, HParams, check_hparams, check_names
+from purejaxppo.config import Config, HParams, check_hparams, check_names, check_size
+from purejaxppo.devices import RUNS, layout, mesh_of, shard
 from purejaxppo.train import init, run
 from purejaxppo.types import Metrics, TrainState
 
@@ -49,18 +49,6 @@ class SweepResult:
         """Environment steps per second of all runs together, without compilation."""
         settings, seeds, updates = self.metrics.learning_rate.shape
         return settings * seeds * updates * self.config.batch_size / self.run_seconds
-
-
-def use_all_cores() -> None:
-    """Gives XLA one CPU device per core, for `sweep` to spread its runs over. Changes nothing on an accelerator.
-
-    Call it before anything else uses JAX.
-
-    Raises:
-      RuntimeError: when JAX has already started.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jax.config.update("jax_num_cpu_devices", cores)
 
 
 def grid(hparams: HParams, **axes: Sequence[float]) -> HParams:
@@ -107,20 +95,19 @@ def sweep(
     Raises:
       ValueError: for an invalid setting, before anything is compiled.
     """
-    if isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1:
-        raise ValueError(f"num_seeds = {num_seeds!r}: must be a positive integer")
+    check_size("num_seeds", num_seeds)
     check_hparams(config, hparams)
     hparams = _settings(hparams)
     num_settings = hparams.learning_rate.shape[0]
     num_runs = num_settings * num_seeds
 
     started = time.perf_counter()
-    mesh = Mesh(jax.local_devices()[:num_runs], ("runs",))
-    width, padded = _layout(num_runs, mesh)
+    mesh = mesh_of(num_runs)
+    width, padded = layout(num_runs, mesh, CPU_WIDTH)
     runs = np.minimum(np.arange(padded), num_runs - 1)  # the last, repeated, fills up
     keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(runs % num_seeds)
     inputs = (jax.tree.map(lambda x: x[runs // num_seeds], hparams), keys)
-    run_hparams, keys = jax.device_put(inputs, NamedSharding(mesh, PartitionSpec("runs")))
+    run_hparams, keys = jax.device_put(inputs, NamedSharding(mesh, RUNS))
 
     lengths = _segment_lengths(config.num_updates)
     compile_started = time.perf_counter()
@@ -157,46 +144,15 @@ def _compile(
     mesh: Mesh, width: int, config: Config, hparams: HParams, keys: jax.Array, lengths: set[int]
 ) -> tuple[Any, dict[int, Any]]:
     """`init`, and `run` for each number of updates, compiled side by side."""
-    start = _shard(mesh, width, functools.partial(init, config))
+    start = shard(mesh, width, functools.partial(init, config), num_by_run=2)
     state = jax.eval_shape(start, hparams, keys)
     programs = [start.lower(hparams, keys)]
     for length in lengths:
         segment = functools.partial(run, config, num_updates=length)
-        programs.append(_shard(mesh, width, segment, donate=(1,)).lower(hparams, state))
+        programs.append(shard(mesh, width, segment, num_by_run=2, donate=(1,)).lower(hparams, state))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda program: program.compile(), programs))
     return compiled[0], dict(zip(lengths, compiled[1:], strict=True))
-
-
-def _layout(num_runs: int, mesh: Mesh) -> tuple[int, int]:
-    """Runs that a device steps at once, and the number of runs padded so that all blocks of all devices are full."""
-    share = -(-num_runs // mesh.size)
-    blocks = -(-share // CPU_WIDTH) if mesh.devices.flat[0].platform == "cpu" else 1
-    width = -(-share // blocks)
-    return width, width * blocks * mesh.size
-
-
-def _shard(mesh: Mesh, width: int, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
-    """`function` over a leading run axis: each device its share, in blocks of `width` runs; jitted."""
-
-    def share(*args: Any) -> Any:
-        return jax.lax.map(lambda args: function(*args), args, batch_size=width)
-
-    spec = PartitionSpec("runs")
-    sharding = NamedSharding(mesh, spec)
-    return jax.jit(
-        # The scans of a run start from constants, which vary over no device: check_vma would refuse their carries.
-        jax.shard_map(share, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False),
-        in_shardings=sharding,
-        out_shardings=sharding,
-        donate_argnums=donate,
-        compiler_options=compiler_options(mesh.devices.flat[0].platform),
-    )
-
-
-def compiler_options(platform: str) -> dict[str, str]:
-    """On a CPU LLVM's first optimisation level halves the compile time of these programs and costs no speed."""
-    return {"xla_backend_optimization_level": "1"} if platform == "cpu" else {}
 
 
 def _segment_lengths(num_updates: int, num_segments: int = 40) -> list[int]:

@@ -12,17 +12,18 @@ MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in R
 
 # Each part may import the parts before it; the parts of one line are on their own. A part is a module or a folder.
 LAYERS = [
-    ["types", "config", "ops"],
+    ["types", "config", "ops", "devices"],
     ["agent/__init__", "agent/envs"],
     ["agent/networks"],
     ["agent/rollout"],
-    ["agent/ppo", "agent/trpo"],
+    ["agent/ppo"],
+    ["agent/trpo"],
     ["train", "bandit"],
     ["sweep", "results"],
     ["__init__"],
     ["host"],
 ]
-LEAVES = {"types", "ops", "config"}  # import nothing of the package but their own part
+LEAVES = {"types", "ops", "config", "devices"}  # import nothing of the package but their own part
 
 
 def tree(module):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import purejaxppo as ppo
+from purejaxppo import devices as devices_module
 from tests.helpers import assert_close, assert_equal, differs, leaves, run_python, tiny
 
 sweep_module = importlib.import_module("purejaxppo.sweep")
@@ -23,7 +24,7 @@ GRID = ppo.grid(ppo.HParams(ent_coef=0.01), learning_rate=[0.01, 0.02])
 @pytest.fixture(scope="module", autouse=True)
 def fast_compilation():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_module, "compiler_options", lambda platform: {"xla_backend_optimization_level": "0"})
+        patch.setattr(devices_module, "compiler_options", lambda mesh: {"xla_backend_optimization_level": "0"})
         yield
 
 
@@ -219,7 +220,7 @@ def test_the_layout_holds_every_run_in_full_blocks(num_runs, num_devices):
         size = num_devices
         devices = np.array(jax.local_devices()[:1])
 
-    width, padded = sweep_module._layout(num_runs, Mesh)
+    width, padded = devices_module.layout(num_runs, Mesh, sweep_module.CPU_WIDTH)
     assert padded >= num_runs
     assert padded % (width * num_devices) == 0
     assert 1 <= width <= sweep_module.CPU_WIDTH

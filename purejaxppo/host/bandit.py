@@ -13,6 +13,7 @@ from rich.table import Table
 
 from purejaxppo import bandit
 from purejaxppo.bandit import BanditConfig, BanditHParams, BanditTrace
+from purejaxppo.config import check_size
 from purejaxppo.host import bandit_facts, bandit_plots, store
 from purejaxppo.host.bandit_facts import Row, Summary
 
@@ -46,7 +47,7 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
       ValueError: unless `num_seeds` is a positive integer, and for a directory that holds such a run already.
     """
     console = Console()
-    bandit.check_positive("num_seeds", num_seeds)
+    check_size("num_seeds", num_seeds)
     directory = out or store.fresh("bandit")
     store.claim(directory, marker="bandit.json")
     with console.status(f"{num_seeds} seeds of each setting"):
@@ -67,8 +68,9 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
             cells = map_settings(seed)
         bandit_plots.save_map(directory / "map.png", cells, MAP_AXES, MAP_SEEDS)
         report["map"] = {"num_seeds": MAP_SEEDS, "axes": MAP_AXES, **cells}
-    (directory / "bandit.json").write_text(json.dumps(store.plain(report), indent=1, allow_nan=False) + "\n")
-    console.print(f"Written to {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
+    store.replace(directory / "bandit.json", json.dumps(store.plain(report), indent=1, allow_nan=False).encode())
+    names = ["bandit.json", "bandit.png", "clip.png"] + ["map.png"] * map
+    console.print(f"{directory}/: {', '.join(names)}")
     finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runs))
     if not finite:
         console.print("A run did not stay finite.", style="red")

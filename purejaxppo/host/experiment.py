@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from purejaxppo.config import Config, HParams, check_names, config_from_mapping, hparams_from_mapping
+from purejaxppo.config import Config, HParams, check_names, check_size, config_from_mapping, hparams_from_mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +30,8 @@ class Experiment:
     hparams: HParams = dataclasses.field(default_factory=HParams)
 
     def __post_init__(self) -> None:
-        for name, lowest in (("num_seeds", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < 2**32:
-                raise ValueError(f"{name} = {value!r}: must be an integer from {lowest} to {2**32 - 1}")
+        check_size("num_seeds", self.num_seeds)
+        check_size("seed", self.seed, lowest=0)
 
 
 def read(path: Path) -> Experiment:

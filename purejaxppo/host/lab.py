@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from purejaxppo import results
-from purejaxppo.bandit import check_positive
-from purejaxppo.config import Config, HParams
+from purejaxppo.config import Config, HParams, check_size
 from purejaxppo.host import lab_plots, store
 from purejaxppo.sweep import sweep
 from purejaxppo.types import Metrics
@@ -172,7 +171,7 @@ def run_lab(num_seeds: int = 16, seed: int = 0, out: Path | None = None) -> int:
     Raises:
       ValueError: for a number of seeds that is not positive, or a directory that holds a run already.
     """
-    check_positive("num_seeds", num_seeds)
+    check_size("num_seeds", num_seeds)
     out = out or store.fresh("lab")
     store.claim(out, marker="lab.json")
     console = Console()

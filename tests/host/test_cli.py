@@ -83,7 +83,7 @@ BAD = {
     ("--config.num-steps", "-1"): "config.num_steps = -1",
     ("--config.num-envs", "four"): "--config.num-envs",
     ("--config.total-timesteps", "100"): "must be at least one update, num_envs * num_steps = 256",
-    ("--config.algorithm", "pop"): "config.algorithm = 'pop': allowed: 'ppo'; did you mean 'ppo'?",
+    ("--config.algorithm", "pop"): "config.algorithm = 'pop': allowed: 'ppo', 'trpo'; did you mean 'ppo'?",
     ("--config.env-params", "gravitas", "3"): "config.env_params.gravitas: CartPole-v1 has no such parameter",
     ("--hparams.clip-eps", "0"): "hparams.clip_eps = 0: must be in (0, inf]",
     ("--hparams.clip-eps", "-0.1"): "hparams.clip_eps = -0.1",
@@ -137,8 +137,8 @@ def test_help_lists_every_field(capsys):
 
 def test_a_file_under_its_own_name_is_complete(tmp_path):
     def fails_half_way():
-        with store._Partial(tmp_path / "file") as partial:
-            partial.write_text("half")
+        with store.partial(tmp_path / "file") as path:
+            path.write_text("half")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

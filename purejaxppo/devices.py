@@ -1,0 +1,82 @@
+"""Many runs over all local devices: how they are laid out, and the program that every device runs on its share."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+RUNS = PartitionSpec("runs")
+
+
+def use_all_cores() -> None:
+    """Gives XLA one CPU device per core, for `sweep` to spread its runs over. Changes nothing on an accelerator.
+
+    Call it before anything else uses JAX.
+
+    Raises:
+      RuntimeError: when JAX has already started.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jax.config.update("jax_num_cpu_devices", cores)
+
+
+def mesh_of(num_runs: int) -> Mesh:
+    """The local devices, no more of them than runs, on one axis."""
+    return Mesh(jax.local_devices()[:num_runs], ("runs",))
+
+
+def layout(num_runs: int, mesh: Mesh, cpu_width: int) -> tuple[int, int]:
+    """(runs that a device takes at once, the number of runs padded so that all blocks of all devices are full).
+
+    On a CPU a device takes `cpu_width` runs at a time, whose working set should stay in its cache; an accelerator
+    takes its whole share.
+    """
+    share = -(-num_runs // mesh.size)
+    blocks = -(-share // cpu_width) if _on_cpu(mesh) else 1
+    width = -(-share // blocks)
+    return width, width * blocks * mesh.size
+
+
+def shard(
+    mesh: Mesh,
+    width: int,
+    function: Callable[..., Any],
+    num_shared: int = 0,
+    num_by_run: int = 1,
+    donate: tuple[int, ...] = (),
+) -> Any:
+    """`function` for one run, jitted for many: each device its share, in blocks of `width` runs.
+
+    Args:
+      mesh: the devices.
+      width: runs in a block; divides each device's share.
+      function: (what all runs share, then what is each run's own) -> any arrays.
+      num_shared: arguments that all runs share.
+      num_by_run: arguments with a leading run axis, as the results have.
+      donate: arguments whose buffers the results may take.
+    """
+
+    def share(*args: Any) -> Any:
+        shared, own = args[:num_shared], args[num_shared:]
+        return jax.lax.map(lambda own: function(*shared, *own), own, batch_size=width)
+
+    specs = (PartitionSpec(),) * num_shared + (RUNS,) * num_by_run
+    return jax.jit(
+        # The scans of a run start from constants, which vary over no device: check_vma would refuse their carries.
+        jax.shard_map(share, mesh=mesh, in_specs=specs, out_specs=RUNS, check_vma=False),
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in specs),
+        out_shardings=NamedSharding(mesh, RUNS),
+        donate_argnums=donate,
+        compiler_options=compiler_options(mesh),
+    )
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """On a CPU LLVM's first level halves the compile time of these programs, and costs the networks no speed."""
+    return {"xla_backend_optimization_level": "1"} if _on_cpu(mesh) else {}
+
+
+def _on_cpu(mesh: Mesh) -> bool:
+    return bool(mesh.devices.flat[0].platform == "cpu")
