@@ -96,6 +96,7 @@ def sweep(
       ValueError: for an invalid setting, before anything is compiled.
     """
     check_size("num_seeds", num_seeds)
+    check_size("seed", seed, lowest=0)
     check_hparams(config, hparams)
     hparams = _settings(hparams)
     num_settings = hparams.learning_rate.shape[0]
@@ -125,7 +126,7 @@ def sweep(
         return x[:num_runs].reshape(num_settings, num_seeds, *x.shape[1:])
 
     metrics = jax.tree.map(lambda *leaves: settings_by_seeds(np.concatenate(leaves, axis=1)), *parts)
-    state = jax.tree.map(settings_by_seeds, state)
+    state = jax.jit(lambda state: jax.tree.map(settings_by_seeds, state))(state)  # one program, not two a leaf
     run_seconds = time.perf_counter() - started - compile_seconds
     return SweepResult(config, hparams, metrics, state, compile_seconds, run_seconds)
 
