@@ -12,7 +12,7 @@ import purejaxppo as ppo
 from purejaxppo.config import INTERVALS, check_hparams, config_from_mapping, hparams_from_mapping
 
 NAN, INF = float("nan"), float("inf")
-SIZES = ["total_timesteps", "num_envs", "num_steps", "num_epochs", "num_minibatches"]
+SIZES = ["total_timesteps", "num_envs", "num_steps", "num_epochs", "num_minibatches", "cg_iters"]
 BOOLEANS = [field.name for field in dataclasses.fields(ppo.Config) if field.type is bool]
 STRINGS = [field.name for field in dataclasses.fields(ppo.Config) if field.type is str]
 
@@ -31,6 +31,12 @@ def assert_refused(call, *parts):
 @pytest.mark.parametrize("field", SIZES)
 def test_sizes_are_positive_integers(field, value):
     assert_refused(lambda: ppo.Config(**{field: value}), f"config.{field}", repr(value), "positive integer")
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, None])
+def test_the_line_search_may_have_no_candidates_but_not_fewer(value):
+    assert_refused(lambda: ppo.Config(backtrack_iters=value), f"config.backtrack_iters = {value!r}", "at least 0")
+    assert ppo.Config(backtrack_iters=0).backtrack_iters == 0
 
 
 @pytest.mark.parametrize("value", [0, 1, "true", None])
@@ -82,6 +88,8 @@ def test_optimiser_steps_fit_in_int32():
         ("activation", "thanh", "did you mean 'tanh'"),
         ("activation", "sigmoid", "relu"),
         ("algorithm", "ppo2", "did you mean 'ppo'"),
+        ("algorithm", "tropo", "did you mean 'trpo'"),
+        ("algorithm", "TRPO", "'trpo'"),
         ("network", "cnn", "mlp"),
     ],
 )
@@ -120,7 +128,11 @@ BAD_HPARAMS = [
     *((name, NAN) for name in ppo.HParams._fields),
     *((name, -0.1) for name in ppo.HParams._fields),
     *((name, INF) for name in ("learning_rate", "final_lr_fraction", "adam_eps", "vf_coef", "ent_coef")),
+    *((name, INF) for name in ("kl_coef", "kl_target", "kl_coef_factor", "max_kl", "cg_damping", "backtrack_coef")),
     *((name, 0.0) for name in ("adam_eps", "max_grad_norm", "clip_eps", "value_clip_eps", "target_kl")),
+    *((name, 0.0) for name in ("kl_target", "max_kl", "kl_coef_factor", "backtrack_coef")),
+    ("kl_coef_factor", 0.99),
+    ("backtrack_coef", 1.0),
     ("gamma", 1.01),
     ("gae_lambda", 1.01),
     ("gamma", INF),
@@ -128,10 +140,11 @@ BAD_HPARAMS = [
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_HPARAMS)
-@pytest.mark.parametrize("kind", [float, np.float32, jnp.float32, lambda x: jnp.array([0.5, x])])
+@pytest.mark.parametrize("kind", [float, np.float32, jnp.float32, "one of several"])
 def test_hyperparameters_outside_their_range(field, value, kind):
     config = ppo.Config(kl_early_stopping=True)
-    hparams = ppo.HParams()._replace(**{field: kind(value)})
+    good = getattr(ppo.HParams(), field)
+    hparams = ppo.HParams()._replace(**{field: kind(value) if callable(kind) else jnp.array([good, value])})
     assert_refused(lambda: check_hparams(config, hparams), f"hparams.{field} = {value:g}", str(INTERVALS[field]))
 
 
@@ -166,6 +179,59 @@ def test_a_target_that_nothing_reads_is_refused(value):
     hparams = ppo.HParams(target_kl=value)
     assert_refused(lambda: check_hparams(ppo.Config(), hparams), "hparams.target_kl = 0.01", "kl_early_stopping")
     check_hparams(ppo.Config(kl_early_stopping=True), hparams)
+
+
+PENALTY = {"kl_coef": 0.1, "kl_target": 0.02, "kl_coef_factor": 1.0}
+TRUST = {"max_kl": 0.02, "cg_damping": 0.0, "backtrack_coef": 0.8}
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        *((field, value, "config.kl_penalty = true") for field, value in PENALTY.items()),
+        *((field, value, "config.algorithm = 'trpo'") for field, value in TRUST.items() if field != "backtrack_coef"),
+        ("backtrack_coef", TRUST["backtrack_coef"], "algorithm = 'trpo'"),
+    ],
+)
+def test_hyperparameters_that_plain_ppo_does_not_read_are_refused(field, value, reason, shape):
+    hparams = ppo.HParams()._replace(**{field: jnp.full(shape, value)})
+    assert_refused(lambda: check_hparams(ppo.Config(), hparams), f"hparams.{field} = {value:g}", "read only", reason)
+
+
+def test_the_penalty_and_trpo_read_their_own_hyperparameters_and_not_the_others():
+    penalised, trusted = ppo.Config(kl_penalty=True), ppo.Config(algorithm="trpo")
+    check_hparams(penalised, ppo.HParams(**PENALTY))
+    check_hparams(trusted, ppo.HParams(**TRUST))
+    for field, value in TRUST.items():
+        assert_refused(lambda f=field, v=value: check_hparams(penalised, ppo.HParams(**{f: v})), f"hparams.{field}")
+    for field, value in PENALTY.items():
+        assert_refused(lambda f=field, v=value: check_hparams(trusted, ppo.HParams(**{f: v})), f"hparams.{field}")
+
+
+def test_the_natural_gradient_without_line_search_reads_no_backtrack_coef():
+    natural = ppo.Config(algorithm="trpo", backtrack_iters=0)
+    check_hparams(natural, ppo.HParams(max_kl=0.02))
+    call = lambda: check_hparams(natural, ppo.HParams(backtrack_coef=0.8))  # noqa: E731
+    assert_refused(call, "hparams.backtrack_coef = 0.8", "backtrack_iters > 0")
+
+
+def test_an_entropy_bonus_with_trpo_is_refused():
+    call = lambda: check_hparams(ppo.Config(algorithm="trpo"), ppo.HParams(ent_coef=0.01))  # noqa: E731
+    assert_refused(call, "hparams.ent_coef = 0.01", "algorithm = 'ppo'")
+
+
+@pytest.mark.parametrize("config", [ppo.Config(), ppo.Config(algorithm="trpo", backtrack_iters=0)])
+def test_defaults_as_float32_grid_leaves_are_not_refused(config):
+    check_hparams(config, ppo.grid(ppo.HParams(), learning_rate=[1e-3, 1e-4]))
+    check_hparams(config, ppo.HParams(*(np.float32(value) for value in ppo.HParams())))
+
+
+@pytest.mark.parametrize("field", ["shared_trunk", "kl_early_stopping", "kl_penalty"])
+def test_trpo_refuses_what_its_policy_step_does_not_read(field):
+    call = lambda: ppo.Config(algorithm="trpo", **{field: True})  # noqa: E731
+    assert_refused(call, f"config.{field} = True", "must be false", "algorithm = 'trpo'")
+    assert getattr(ppo.Config(**{field: True}), field)
 
 
 @pytest.mark.parametrize("function", ["train", "init", "run", "update"])
@@ -235,6 +301,8 @@ def test_the_defaults_are_the_documented_ones():
         bootstrap_truncated=True,
         kl_early_stopping=False,
         kl_penalty=False,
+        cg_iters=10,
+        backtrack_iters=10,
     )
     assert ppo.HParams() == ppo.HParams(
         learning_rate=2.5e-4,
@@ -248,4 +316,10 @@ def test_the_defaults_are_the_documented_ones():
         vf_coef=0.5,
         ent_coef=0.0,
         target_kl=INF,
+        kl_coef=0.0,
+        kl_target=0.01,
+        kl_coef_factor=2.0,
+        max_kl=0.01,
+        cg_damping=0.1,
+        backtrack_coef=0.5,
     )

@@ -127,9 +127,20 @@ def test_a_diverged_run_is_reported_and_changes_no_other():
 
 # One program for every hyperparameter, and every setting is read
 
-READING = tiny(total_timesteps=3 * 16, kl_early_stopping=True)
+READING = tiny(total_timesteps=3 * 16, kl_early_stopping=True, kl_penalty=True)
+TRUST = tiny(total_timesteps=3 * 16, algorithm="trpo")
 READING_HPARAMS = floats(
-    ppo.HParams(learning_rate=0.02, ent_coef=0.01, value_clip_eps=0.1, max_grad_norm=0.1, adam_eps=1e-2, target_kl=1e6)
+    ppo.HParams(
+        learning_rate=0.02,
+        ent_coef=0.01,
+        value_clip_eps=0.1,
+        max_grad_norm=0.1,
+        adam_eps=1e-2,
+        target_kl=1e6,
+        kl_coef=0.5,
+        kl_target=1e-9,  # so that the coefficient always grows
+        max_kl=2.0,  # so far that the line search has to shorten the step
+    )
 )
 OTHER_HPARAMS = {
     "learning_rate": 0.01,
@@ -143,25 +154,32 @@ OTHER_HPARAMS = {
     "vf_coef": 0.1,
     "ent_coef": 0.1,
     "target_kl": 1e-9,
+    "kl_coef": 5.0,
+    "kl_target": 1e3,
+    "kl_coef_factor": 5.0,
+    "max_kl": 1e-3,
+    "cg_damping": 1.0,
+    "backtrack_coef": 0.3,
 }
 TRACES = collections.Counter()
 
 
 @functools.cache
-def counted_train():
+def counted_train(config=READING):
     def train(hparams, key):
-        TRACES["train"] += 1
-        return ppo.train(READING, hparams, key)
+        TRACES[config] += 1
+        return ppo.train(config, hparams, key)
 
     return jax.jit(train)
 
 
 @pytest.mark.parametrize("field", ppo.HParams._fields)
 def test_every_hyperparameter_changes_the_result_and_none_the_program(field):
+    config = TRUST if field in ("max_kl", "cg_damping", "backtrack_coef") else READING
     other = READING_HPARAMS._replace(**{field: np.float32(OTHER_HPARAMS[field])})
-    before, after = (counted_train()(hparams, KEY) for hparams in (READING_HPARAMS, other))
+    before, after = (counted_train(config)(hparams, KEY) for hparams in (READING_HPARAMS, other))
     assert differs(before[0].params, after[0].params)
-    assert TRACES["train"] == 1
+    assert TRACES[config] == 1
 
 
 def test_plain_numbers_do_not_recompile_either():
@@ -187,6 +205,7 @@ def test_integers_are_accepted_as_hyperparameters(field):
 OTHER_CONFIGS = {
     "env": "Acrobot-v1",
     "env_params": {"gravity": 5.0},
+    "algorithm": "trpo",
     "total_timesteps": 6 * 16,
     "num_envs": 4,
     "num_steps": 4,
@@ -198,13 +217,15 @@ OTHER_CONFIGS = {
     "normalize_advantages": False,
     "bootstrap_truncated": False,
     "kl_early_stopping": True,
+    "kl_penalty": True,
+    "cg_iters": 2,
+    "backtrack_iters": 1,
 }
+TRPO_FIELDS = ("cg_iters", "backtrack_iters")
 REFUSED_CONFIGS = {
-    "algorithm": "trpo",
     "network": "cnn",
     "normalize_observations": True,
     "normalize_rewards": True,
-    "kl_penalty": True,
 }
 
 
@@ -220,15 +241,21 @@ def test_every_config_field_changes_the_program_or_is_refused(field):
         with pytest.raises(ValueError, match=rf"^config\.{field} = "):
             tiny(**{field: REFUSED_CONFIGS[field]})
     else:
-        assert program(tiny()) != program(tiny(**{field: OTHER_CONFIGS[field]}))
+        base = tiny(algorithm="trpo" if field in TRPO_FIELDS else "ppo")
+        assert program(base) != program(dataclasses.replace(base, **{field: OTHER_CONFIGS[field]}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field", OTHER_CONFIGS)
 def test_every_config_field_changes_the_result(field):
     # Time limits inside the rollouts, and a target that stops after one epoch.
-    base = {"env_params": {"max_steps_in_episode": 5}, "kl_early_stopping": field != "kl_early_stopping"}
+    base = {"env_params": {"max_steps_in_episode": 5}}
+    if field in TRPO_FIELDS:
+        base["algorithm"] = "trpo"
+    else:
+        base["kl_early_stopping"] = field not in ("kl_early_stopping", "algorithm")
     stopping = HPARAMS._replace(target_kl=np.float32(1e-9 if field in ("kl_early_stopping",) else 1e6))
+    stopping = floats(stopping._replace(kl_coef=1.0, max_kl=2.0))
     config = tiny(**base)
     other = dataclasses.replace(config, **{field: OTHER_CONFIGS[field]})
     before, after = (jax.jit(functools.partial(ppo.train, c))(stopping, KEY) for c in (config, other))
@@ -377,7 +404,8 @@ def test_metrics_of_a_healthy_run_are_finite():
     _, metrics = compiled_train(PIECES)(HPARAMS, KEY)
     assert metrics.all_finite.all()
     for name, leaf in metrics._asdict().items():
-        assert name.startswith("episode_") or np.isfinite(leaf).all(), name
+        assert name.startswith("episode_") or name == "step_scale" or np.isfinite(leaf).all(), name
+    assert np.isnan(metrics.step_scale).all()  # there is no step to scale
     np.testing.assert_array_equal(metrics.num_epochs, [2, 2, 2])
 
 
@@ -390,7 +418,7 @@ def test_all_finite_looks_at_parameters_and_losses(broken):
     config = tiny(num_envs=1, num_steps=3, num_minibatches=1)
     steps = transition()
     batch = train_module.estimate(config, ppo.HParams(), steps)
-    metrics = train_module.summarize(steps, batch, improvement, jnp.ones(()), params)
+    metrics = train_module.summarize(steps, batch, improvement, jnp.ones(()), jnp.zeros(()), params)
     assert metrics.all_finite == (broken is None)
 
 

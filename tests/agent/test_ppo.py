@@ -40,7 +40,8 @@ def compiled(config, vmapped=False):
     network, *_ = collected()
 
     def improve(hparams, params, opt_state, batch, orders):
-        return agent_ppo.improve(config, hparams, network, params, opt_state, batch, orders, hparams.learning_rate)
+        inputs = (config, hparams, network, params, opt_state, batch, orders)
+        return agent_ppo.improve(*inputs, hparams.learning_rate, hparams.kl_coef)
 
     return jax.jit(jax.vmap(improve, in_axes=(0, None, None, None, None)) if vmapped else improve)
 
@@ -84,8 +85,12 @@ def slow_loss(params, config, hparams, network, minibatch):
     plain, clipped = (value - minibatch.value_targets) ** 2, (near - minibatch.value_targets) ** 2
     value_loss = 0.5 * jnp.where(plain > clipped, plain, clipped).mean()
     entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
-    total = -surrogate.mean() + hparams.vf_coef * value_loss - hparams.ent_coef * entropy
-    return total, (-surrogate.mean(), value_loss)
+    policy_loss = -surrogate.mean()
+    if config.kl_penalty:
+        old_log_probs = minibatch.dist_params - jax.scipy.special.logsumexp(minibatch.dist_params, -1, keepdims=True)
+        policy_loss += hparams.kl_coef * (jnp.exp(old_log_probs) * (old_log_probs - log_probs)).sum(-1).mean()
+    total = policy_loss + hparams.vf_coef * value_loss - hparams.ent_coef * entropy
+    return total, (policy_loss, value_loss)
 
 
 def slow_improve(config, hparams, num_epochs):
@@ -126,6 +131,10 @@ TWINS = {
     "unclipped": (CONFIG, ppo.HParams(learning_rate=0.05, max_grad_norm=np.inf, adam_eps=0.1, clip_eps=0.05)),
     "entropy and value weights": (CONFIG, ppo.HParams(learning_rate=0.02, ent_coef=0.7, vf_coef=1.3)),
     "value clip": (CONFIG, ppo.HParams(learning_rate=0.02, value_clip_eps=0.05)),
+    "KL penalty": (
+        tiny(num_envs=4, total_timesteps=32, kl_penalty=True),
+        ppo.HParams(learning_rate=0.05, clip_eps=np.inf, kl_coef=3.0, adam_eps=0.1),
+    ),
     "raw advantages": (
         tiny(num_envs=4, total_timesteps=32, normalize_advantages=False),
         ppo.HParams(learning_rate=0.02, max_grad_norm=0.5, adam_eps=0.01),
