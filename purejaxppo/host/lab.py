@@ -285,13 +285,20 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    low, high = row["range_90"]
+    low, high = map(_short, row["range_90"])
     return [
         row["variant"],
         row["what"],
         row["text"],
-        f"{row['median']:.3g}" if row["median"] < 1e3 else f"{row['median']:,.0f}",
-        " to ".join(f"{x:.3g}" if x < 1e3 else ("never" if math.isinf(x) else f"{x:,.0f}") for x in (low, high)),
+        _short(row["median"]),
+        f"{low} to {high}",
         f"{row['share_of_seeds']:.0%}",
         row["verdict"],
     ]
+
+
+def _short(value: float) -> str:
+    """A number in a cell; infinite steps to the ceiling are never."""
+    if math.isinf(value):
+        return "never"
+    return f"{value:.3g}" if abs(value) < 1e3 else f"{value:,.0f}"
