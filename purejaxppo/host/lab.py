@@ -21,7 +21,7 @@ from rich.table import Table
 
 from purejaxppo import results
 from purejaxppo.config import Config, HParams, check_size
-from purejaxppo.host import lab_plots, store
+from purejaxppo.host import lab_plots, progress, store
 from purejaxppo.sweep import sweep
 from purejaxppo.types import Metrics
 
@@ -175,8 +175,7 @@ def run_lab(num_seeds: int = 16, seed: int = 0, out: Path | None = None) -> int:
     out = out or store.fresh("lab")
     store.claim(out, marker="lab.json")
     console = Console()
-    with console.status(f"{len(VARIANTS)} variants, {num_seeds} seeds each"):
-        runs, seconds = train_variants(num_seeds, seed)
+    runs, seconds = train_variants(num_seeds, seed)
     rows = judge(runs)
     console.print(table(rows, num_seeds))
     with store.partial(out / "lab.npz") as path:
@@ -207,10 +206,10 @@ def train_variants(num_seeds: int, seed: int) -> tuple[dict[str, Metrics], float
         groups.setdefault(config, []).append(name)
     runs, seconds = {}, 0.0
     for config, names in groups.items():
-        stacked = HParams(
-            *(np.array(values, np.float32) for values in zip(*(VARIANTS[n][1] for n in names), strict=True))
-        )
-        result = sweep(config, stacked, num_seeds, seed)
+        settings = zip(*(VARIANTS[name][1] for name in names), strict=True)
+        hparams = HParams(*(np.array(values, np.float32) for values in settings))
+        with progress.bar(Console(stderr=True), config, len(names) * num_seeds) as moved:
+            result = sweep(config, hparams, num_seeds, seed, moved)
         seconds += result.compile_seconds + result.run_seconds
         for index, name in enumerate(names):
             runs[name] = Metrics(*(leaf[index] for leaf in result.metrics))
