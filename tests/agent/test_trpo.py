@@ -336,7 +336,7 @@ def test_the_natural_gradient_on_cartpole_sometimes_overshoots_the_bound():
     overshoots = {}
     for name in ("npg-cartpole", "trpo-cartpole"):
         hparams, metrics = cartpole(name)
-        overshoots[name] = np.mean(metrics.exact_kl > hparams.max_kl * (1 + 1e-3))
+        overshoots[name] = float(np.mean(metrics.exact_kl > hparams.max_kl * (1 + 1e-3)))
     print(f"share of updates beyond max_kl: {overshoots}")
     assert overshoots["trpo-cartpole"] == 0
     assert 0 < overshoots["npg-cartpole"] < 1
