@@ -43,7 +43,7 @@ def variants(runs: dict[str, Metrics], batch_size: int, path: Path) -> None:
                 axes.set_ylabel(label)
             if field in ("approx_kl", "num_epochs"):
                 axes.set_yscale("log")
-        panels[0, column].legend(loc="upper left", frameon=False, fontsize=9)
+        panels[0, column].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
         panels[-1, column].set_xlabel("environment steps per run")
         panels[-1, column].xaxis.set_major_formatter(EngFormatter(sep=""))
     panels[1, 0].set_ylim(bottom=1e-6)

@@ -23,9 +23,16 @@ def metrics(returns, **fields):
     return Metrics(**base | {name: np.asarray(value, np.float32) for name, value in fields.items()})
 
 
-def test_steps_to_the_ceiling_end_with_the_first_update_there():
-    runs = metrics([[500, 20, 20], [20, 499.9, 500], [NAN, 500, 500], [20, 499, NAN]])
-    np.testing.assert_array_equal(lab.steps_to_ceiling(runs), [512, 3 * 512, 2 * 512, INF])
+def test_steps_to_the_ceiling_end_with_the_first_five_updates_near_it():
+    runs = metrics(
+        [
+            [500, 500, 500, 500, 500, 20, 20],
+            [20, 500, 500, 500, 500, 376, 500],  # 475.2 on average, from the second update on
+            [500, 500, 500, 500, 374, 500, 20],  # 474.8
+            [NAN, NAN, 500, NAN, NAN, 500, 500],  # the last known return stands
+        ]
+    )
+    np.testing.assert_array_equal(lab.steps_to_ceiling(runs), [5 * 512, 6 * 512, INF, 7 * 512])
 
 
 def test_the_largest_fall_is_from_the_best_so_far():
@@ -123,7 +130,7 @@ def test_comparisons_are_seed_by_seed_with_ppo():
 def test_the_table_has_the_verdict_of_every_claim():
     rows = lab.judge(made_up())
     assert len(rows) == len(lab._claims()) == 15
-    assert lab.table(rows, 2).row_count == 15
+    assert lab.table(rows, 2).row_count == 15 + len({row["variant"] for row in rows})
     never = rows[0] | {"median": INF, "range_90": [25_600.0, INF]}
     cells = lab._cells(never)
     assert cells[4] == "25,600 to never"
