@@ -32,7 +32,8 @@ Wrong arm: the most likely arm, of probability p, is not a best one."""
 
 
 def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map: bool = False) -> int:
-    """Prints the table and writes bandit.json, bandit.png and clip.png, with `map` map.png too.
+    """Prints the table and writes it to bandit.md and, with the curves, to bandit.json; bandit.png, clip.png and, with
+    `map`, map.png.
 
     Args:
       num_seeds: runs behind each figure.
@@ -69,7 +70,8 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
         bandit_plots.save_map(directory / "map.png", cells, MAP_AXES, MAP_SEEDS)
         report["map"] = {"num_seeds": MAP_SEEDS, "axes": MAP_AXES, **cells}
     store.replace(directory / "bandit.json", json.dumps(store.plain(report), indent=1, allow_nan=False).encode())
-    names = ["bandit.json", "bandit.png", "clip.png"] + ["map.png"] * map
+    store.replace(directory / "bandit.md", markdown(rows, num_seeds, seed).encode())
+    names = ["bandit.json", "bandit.md", "bandit.png", "clip.png"] + ["map.png"] * map
     console.print(f"{directory}/: {', '.join(names)}")
     finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runs))
     if not finite:
@@ -110,6 +112,20 @@ def map_settings(seed: int, num_seeds: int = MAP_SEEDS, num_iterations: int = 10
     return {name: np.array(values).reshape(shape) for name, values in zip(names, zip(*parts, strict=True), strict=True)}
 
 
+def markdown(rows: list[Row], num_seeds: int, seed: int) -> str:
+    """The table for a file."""
+    lines = [
+        "# The bandit",
+        "",
+        f"{num_seeds:,} seeds (seed {seed}), jax {jax.__version__}. {CAPTION}",
+        "",
+        "| | figure | text | ours | interval | agrees |",
+        "|---|---|---|---|---|---|",
+        *(f"| {' | '.join(_cells(row))} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _table(rows: list[Row], num_seeds: int) -> Table:
     title = f"The bandit: the text's figures and ours, from {num_seeds} seeds"
     table = Table(title=title, caption=CAPTION, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -122,12 +138,16 @@ def _table(rows: list[Row], num_seeds: int) -> Table:
     for row in rows:
         if row.fact != previous and previous:
             table.add_section()
-        bounds = "exact" if row.interval is None else f"{_short(row.interval[0])}..{_short(row.interval[1])}"
-        style = {"yes": "green", "rounded": "yellow", "no": "red"}[row.agrees]
-        fact = row.fact if row.fact != previous else ""
-        table.add_row(fact, row.what, row.text, _short(row.ours), bounds, f"[{style}]{row.agrees}[/{style}]")
+        fact, *cells, agrees = _cells(row)
+        style = {"yes": "green", "rounded": "yellow", "no": "red"}[agrees]
+        table.add_row(fact if fact != previous else "", *cells, f"[{style}]{agrees}[/{style}]")
         previous = row.fact
     return table
+
+
+def _cells(row: Row) -> list[str]:
+    bounds = "exact" if row.interval is None else f"{_short(row.interval[0])}..{_short(row.interval[1])}"
+    return [row.fact, row.what, row.text, _short(row.ours), bounds, row.agrees]
 
 
 def _short(value: float) -> str:
