@@ -15,7 +15,7 @@ import numpy as np
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import experiment
+from purejaxppo.host import experiment, store
 from purejaxppo.types import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,8 @@ def main() -> None:
 
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "gymnax"))
     lines = [
-        f"{arguments.num_seeds} seeds each (seed {arguments.seed}). {versions}, Python {platform.python_version()}.",
+        f"{arguments.num_seeds} seeds each (seed {arguments.seed}). {versions}, Python {platform.python_version()}, "
+        f"{store.machine()}.",
         "",
         "| config | steps | interquartile mean | 95% interval | mean | worst seed | floor | reached | seconds |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -10,7 +10,6 @@ seconds are the first call's. At the end the command of the README is started co
 
 import argparse
 import json
-import os
 import platform
 import resource
 import statistics
@@ -81,11 +80,9 @@ def versions() -> str:
     """What was measured, and where."""
     import jax
 
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        "CPU",
-    )
-    return f"jax {jax.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores of {model}"
+    from purejaxppo.host import store
+
+    return f"jax {jax.__version__}, Python {platform.python_version()}, {store.machine()}"
 
 
 def main() -> None:

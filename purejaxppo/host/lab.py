@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from rich import box
 from rich.console import Console
@@ -191,7 +190,7 @@ def run_lab(num_seeds: int = 16, seed: int = 0, out: Path | None = None) -> int:
         "seed": seed,
         "seconds": round(seconds, 1),
         "versions": {name: importlib.metadata.version(name) for name in store.VERSIONED},
-        "device": jax.local_devices()[0].device_kind,
+        "machine": store.machine(),
         "claims": rows,
         "final_return": {name: final_row(m) for name, m in runs.items()},
         "diverged": {name: results.diverged(m) for name, m in runs.items() if results.diverged(m)},
@@ -274,7 +273,7 @@ def markdown(report: dict[str, Any]) -> str:
         "# The CartPole lab",
         "",
         f"{report['num_seeds']} seeds of each variant (seed {report['seed']}), {BASE.total_timesteps:,} steps a run, "
-        f"in {report['seconds']:.0f} s on {report['device']}. {versions}.",
+        f"in {report['seconds']:.0f} s on {report['machine']}. {versions}.",
         "",
         "Typical: the median seed bears the text's figure out. Within the spread: it does not, and some of the middle "
         "90% of the seeds do. A single number of the text is borne out within 15%.",

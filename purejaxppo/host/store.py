@@ -23,6 +23,19 @@ MATMUL_PRECISION = "jax_default_matmul_precision"
 VERSIONED = ("purejaxppo", "jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "numpy")
 
 
+def machine() -> str:
+    """What the numbers were measured on, in words."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        return f"{len(jax.local_devices())} x {device.device_kind}"
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} cores of {models[0] if models else platform.machine()}"
+
+
 def fresh(name: str) -> Path:
     """The default directory of a run that starts now."""
     return Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
@@ -83,6 +96,7 @@ def summarize(experiment: Experiment, result: SweepResult) -> dict[str, Any]:
         "steps_per_second": round(result.steps_per_second),
         "compile_seconds": round(result.compile_seconds, 3),
         "run_seconds": round(result.run_seconds, 3),
+        "machine": machine(),
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,
