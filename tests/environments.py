@@ -27,7 +27,10 @@ class Params(environment.EnvParams):
 
 
 class Probe(environment.Environment):
-    """Two actions; an episode of `length` steps; an observation that is a sign (drawn at the reset) or the time."""
+    """Two actions; an episode of `length` steps; an observation that is a sign (drawn at the reset) or the time.
+
+    Each probe defines its `reward(state, action)`.
+    """
 
     length: ClassVar[int] = 1
     num_features: ClassVar[int] = 1
@@ -35,9 +38,6 @@ class Probe(environment.Environment):
     @property
     def default_params(self) -> Params:
         return Params()
-
-    def reward(self, state: State, action: jax.Array) -> jax.Array:
-        raise NotImplementedError
 
     def observation(self, state: State) -> jax.Array:
         return jnp.zeros(1)

@@ -4,7 +4,7 @@
 kinds of episode end apart, and the final observation of an episode before the automatic reset replaces it.
 
 Importing gymnax makes arrays, which starts JAX and fixes its devices; it is imported on first use instead, so that
-`sweep.use_all_cores` can be called after `import purejaxppo`.
+`devices.use_all_cores` can be called after `import purejaxppo`.
 """
 
 import dataclasses

@@ -45,6 +45,9 @@ VARIANTS: dict[str, tuple[Config, HParams]] = {
 NEAR_CEILING, STEADY = 475.0, 5
 
 
+COLUMNS = ("text", "median", "90% of seeds", "bear it out", "the text's run is", "counts")
+
+
 class Claim(NamedTuple):
     """A sentence of the text as a number of one seed, and the numbers that would bear it out."""
 
@@ -98,7 +101,7 @@ def _median(variant: str, field: str) -> Callable[[dict[str, Metrics]], np.ndarr
 
 
 def _claims() -> list[Claim]:
-    """FACTS of the text, in its order. Where it gives one number, 15% either side bear it out."""
+    """The claims of the text, by variant. Where it gives one number, 15% either side bear it out."""
     fast, free = "aggressive", "aggressive, no clip"
     stopped, free_stopped = f"{fast}, target KL", f"{free}, target KL"
 
@@ -254,8 +257,8 @@ def table(rows: list[dict[str, Any]], num_seeds: int) -> Table:
     """The claims for the terminal, by variant."""
     shown = Table(title=f"The CartPole lab: the text's single run and {num_seeds} seeds", box=box.SIMPLE_HEAD)
     shown.add_column("")
-    for name in ("text", "median", "90% of seeds", "bear it out", "the text's run is"):
-        shown.add_column(name, no_wrap=name in ("median", "90% of seeds"))
+    for name in COLUMNS:
+        shown.add_column(name, no_wrap=name in ("median", "90% of seeds", "counts"))
     variant = ""
     for row in rows:
         if row["variant"] != variant:
@@ -275,11 +278,13 @@ def markdown(report: dict[str, Any]) -> str:
         f"{report['num_seeds']} seeds of each variant (seed {report['seed']}), {BASE.total_timesteps:,} steps a run, "
         f"in {report['seconds']:.0f} s on {report['machine']}. {versions}.",
         "",
-        "Typical: the median seed bears the text's figure out. Within the spread: it does not, and some of the middle "
-        "90% of the seeds do. A single number of the text is borne out within 15%.",
+        "Counts: the values of a seed that count as bearing the text out. Where the text gives a range, that; where it "
+        "gives one number, 15% either side; where it gives words, our reading of them.",
         "",
-        "| variant | what | text | median | 90% of seeds | bear it out | the text's run is |",
-        "|---|---|---|---|---|---|---|",
+        "Typical: the median seed counts. Within the spread: it does not, and some of the middle 90% of the seeds do.",
+        "",
+        f"| variant | what | {' | '.join(COLUMNS)} |",
+        "|---|---" + "|---" * len(COLUMNS) + "|",
         *(f"| {' | '.join(_cells(row))} |" for row in report["claims"]),
         "",
         "| variant | final return, interquartile mean | 95% interval |",
@@ -301,7 +306,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{low} to {high}",
         f"{row['share_of_seeds']:.0%}",
         row["verdict"],
+        " to ".join(map(_bound, row["borne_out_by"])),
     ]
+
+
+def _bound(value: float) -> str:
+    """An end of the range that counts."""
+    return "any" if math.isinf(value) else _short(value)
 
 
 def _short(value: float) -> str:
