@@ -15,7 +15,7 @@ import numpy as np
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import experiment, store
+from purejaxppo.host import experiment, files
 from purejaxppo.types import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ def main() -> None:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "gymnax"))
     lines = [
         f"{arguments.num_seeds} seeds each (seed {arguments.seed}). {versions}, Python {platform.python_version()}, "
-        f"{store.machine()}.",
+        f"{files.machine()}.",
         "",
         "| config | steps | interquartile mean | 95% interval | mean | worst seed | floor | reached | seconds |",
         "|---|---|---|---|---|---|---|---|---|",

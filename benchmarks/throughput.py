@@ -80,9 +80,9 @@ def versions() -> str:
     """What was measured, and where."""
     import jax
 
-    from purejaxppo.host import store
+    from purejaxppo.host import files
 
-    return f"jax {jax.__version__}, Python {platform.python_version()}, {store.machine()}"
+    return f"jax {jax.__version__}, Python {platform.python_version()}, {files.machine()}"
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ Arrows point one way: host -> {results, sweep} -> {train, bandit} -> agent -> {o
 from purejaxppo import bandit, ops, results
 from purejaxppo.config import Config, HParams
 from purejaxppo.devices import use_all_cores
-from purejaxppo.sweep import SweepResult, grid, sweep
+from purejaxppo.host.sweeps import SweepResult, sweep
+from purejaxppo.settings import choice, draw, grid, log_uniform, product, sample, settings, uniform
 from purejaxppo.train import evaluate, init, run, train, update
 from purejaxppo.types import Batch, Episodes, Metrics, TrainState, Transition
 
@@ -34,14 +35,21 @@ __all__ = [
     "TrainState",
     "Transition",
     "bandit",
+    "choice",
+    "draw",
     "evaluate",
     "grid",
     "init",
+    "log_uniform",
     "ops",
+    "product",
     "results",
     "run",
+    "sample",
+    "settings",
     "sweep",
     "train",
+    "uniform",
     "update",
     "use_all_cores",
 ]

@@ -14,7 +14,7 @@ from rich.table import Table
 from purejaxppo import bandit
 from purejaxppo.bandit import BanditConfig, BanditHParams, BanditTrace
 from purejaxppo.config import check_size
-from purejaxppo.host import bandit_facts, bandit_plots, store
+from purejaxppo.host import bandit_facts, bandit_plots, files
 from purejaxppo.host.bandit_facts import Row, Summary
 
 MAP_AXES: dict[str, tuple[float, ...]] = {
@@ -49,8 +49,8 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
     """
     console = Console()
     check_size("num_seeds", num_seeds)
-    directory = out or store.fresh("bandit")
-    store.claim(directory, marker="bandit.json")
+    directory = out or files.fresh("bandit")
+    files.claim(directory, marker="bandit.json")
     with console.status(f"{num_seeds} seeds of each setting"):
         runs = bandit_facts.run_experiments(num_seeds, seed)
         rows = bandit_facts.compare(runs, seed)
@@ -69,8 +69,8 @@ def run_bandit(num_seeds: int = 300, seed: int = 0, out: Path | None = None, map
             cells = map_settings(seed)
         bandit_plots.save_map(directory / "map.png", cells, MAP_AXES, MAP_SEEDS)
         report["map"] = {"num_seeds": MAP_SEEDS, "axes": MAP_AXES, **cells}
-    store.replace(directory / "bandit.json", json.dumps(store.plain(report), indent=1, allow_nan=False).encode())
-    store.replace(directory / "bandit.md", markdown(rows, num_seeds, seed).encode())
+    files.replace(directory / "bandit.json", json.dumps(files.plain(report), indent=1, allow_nan=False).encode())
+    files.replace(directory / "bandit.md", markdown(rows, num_seeds, seed).encode())
     names = ["bandit.json", "bandit.md", "bandit.png", "clip.png"] + ["map.png"] * map
     console.print(f"{directory}/: {', '.join(names)}")
     finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runs))

@@ -22,7 +22,7 @@ import purejaxppo as ppo
 from purejaxppo import results
 from purejaxppo.config import check_hparams
 from purejaxppo.host import experiment as experiments
-from purejaxppo.host import progress, store
+from purejaxppo.host import files, progress, store
 from purejaxppo.host.experiment import Experiment
 from purejaxppo.types import Metrics
 
@@ -74,15 +74,16 @@ def train(argv: list[str]) -> int:
         raise ValueError("train: must be followed by the path of a TOML file")
     arguments: Train = _parse(Train, argv, "train CONFIG.toml", default=default)
     experiment = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
-    out = arguments.out or store.fresh(name)
+    out = arguments.out or files.fresh(name)
 
     ppo.use_all_cores()
     check_hparams(experiment.config, experiment.hparams)
     ppo.agent.envs.make(experiment.config.env, experiment.config.env_params)
-    store.claim(out)
+    files.claim(out)
     console = Console(stderr=True)
-    with progress.bar(console, experiment.config, experiment.num_seeds) as moved:
-        result = ppo.sweep(experiment.config, experiment.hparams, experiment.num_seeds, experiment.seed, moved)
+    steps = experiment.num_seeds * experiment.config.num_updates * experiment.config.batch_size
+    with progress.bar(console, experiment.config.env, experiment.num_seeds, steps) as moved:
+        result = ppo.sweep(experiment.config, experiment.hparams, experiment.num_seeds, experiment.seed, progress=moved)
     summary = store.write(out, experiment, result)
     return _report(out, summary, Metrics(*(leaf[0] for leaf in result.metrics)), experiment.config)
 

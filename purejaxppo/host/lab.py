@@ -20,8 +20,8 @@ from rich.table import Table
 
 from purejaxppo import results
 from purejaxppo.config import Config, HParams, check_size
-from purejaxppo.host import lab_plots, progress, store
-from purejaxppo.sweep import sweep
+from purejaxppo.host import files, lab_plots, progress
+from purejaxppo.host.sweeps import sweep
 from purejaxppo.types import Metrics
 
 BASE = Config(total_timesteps=40_000, num_envs=1, num_steps=512, num_minibatches=8, num_epochs=10)
@@ -177,48 +177,43 @@ def run_lab(num_seeds: int = 16, seed: int = 0, out: Path | None = None) -> int:
       ValueError: for a number of seeds that is not positive, or a directory that holds a run already.
     """
     check_size("num_seeds", num_seeds)
-    out = out or store.fresh("lab")
-    store.claim(out, marker="lab.json")
+    out = out or files.fresh("lab")
+    files.claim(out, marker="lab.json")
     console = Console()
     runs, seconds = train_variants(num_seeds, seed)
     rows = judge(runs)
     console.print(table(rows, num_seeds))
-    with store.partial(out / "lab.npz") as path:
+    with files.partial(out / "lab.npz") as path:
         arrays = {f"{name}/{field}": leaf for name, m in runs.items() for field, leaf in m._asdict().items()}
         np.savez_compressed(path, **arrays)
-    with store.partial(out / "lab.png") as path:
+    with files.partial(out / "lab.png") as path:
         lab_plots.variants(runs, BASE.batch_size, path)
     report = {
         "num_seeds": num_seeds,
         "seed": seed,
         "seconds": round(seconds, 1),
-        "versions": {name: importlib.metadata.version(name) for name in store.VERSIONED},
-        "machine": store.machine(),
+        "versions": {name: importlib.metadata.version(name) for name in files.VERSIONED},
+        "machine": files.machine(),
         "claims": rows,
         "final_return": {name: final_row(m) for name, m in runs.items()},
         "diverged": {name: results.diverged(m) for name, m in runs.items() if results.diverged(m)},
     }
-    store.replace(out / "lab.md", markdown(report).encode())
-    store.replace(out / "lab.json", json.dumps(store.plain(report), indent=1, allow_nan=False).encode())
+    files.replace(out / "lab.md", markdown(report).encode())
+    files.replace(out / "lab.json", json.dumps(files.plain(report), indent=1, allow_nan=False).encode())
     console.print(f"{out}/: lab.png, lab.md, lab.json, lab.npz")
     return 1 if report["diverged"] else 0
 
 
 def train_variants(num_seeds: int, seed: int) -> tuple[dict[str, Metrics], float]:
-    """Metrics [num_seeds, num_updates] of every variant, one program a group; and the seconds that took."""
-    groups: dict[Config, list[str]] = {}
-    for name, (config, _) in VARIANTS.items():
-        groups.setdefault(config, []).append(name)
-    runs, seconds = {}, 0.0
-    for config, names in groups.items():
-        settings = zip(*(VARIANTS[name][1] for name in names), strict=True)
-        hparams = HParams(*(np.array(values, np.float32) for values in settings))
-        with progress.bar(Console(stderr=True), config, len(names) * num_seeds) as moved:
-            result = sweep(config, hparams, num_seeds, seed, moved)
-        seconds += result.compile_seconds + result.run_seconds
-        for index, name in enumerate(names):
-            runs[name] = Metrics(*(leaf[index] for leaf in result.metrics))
-    return {name: runs[name] for name in VARIANTS}, seconds
+    """Metrics [num_seeds, num_updates] of every variant, equal configs as one program; and the seconds that took."""
+    configs = [config for config, _ in VARIANTS.values()]
+    settings = zip(*(hparams for _, hparams in VARIANTS.values()), strict=True)
+    hparams = HParams(*(np.array(values, np.float32) for values in settings))
+    steps = num_seeds * sum(config.num_updates * config.batch_size for config in configs)
+    with progress.bar(Console(stderr=True), configs[0].env, num_seeds * len(configs), steps) as moved:
+        result = sweep(configs, hparams, num_seeds, seed, progress=moved)
+    runs = {name: Metrics(*(leaf[index] for leaf in result.metrics)) for index, name in enumerate(VARIANTS)}
+    return runs, result.compile_seconds + result.run_seconds
 
 
 def judge(runs: dict[str, Metrics]) -> list[dict[str, Any]]:

@@ -8,13 +8,19 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from purejaxppo.config import Config
-from purejaxppo.types import Metrics
+from purejaxppo.host.sweeps import Report
 
 
 @contextmanager
-def bar(console: Console, config: Config, num_runs: int) -> Iterator[Callable[[int, Metrics], None]]:
-    """A progress bar; yields the function that `sweep` calls with (updates done, latest metrics)."""
+def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[Callable[[Report], None]]:
+    """A progress bar; yields the function that `sweep` calls with its reports.
+
+    Args:
+      console: to draw on.
+      name: of what is trained.
+      num_runs: of the whole sweep.
+      num_steps: environment steps of the whole sweep.
+    """
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -25,24 +31,35 @@ def bar(console: Console, config: Config, num_runs: int) -> Iterator[Callable[[i
         TextColumn("{task.fields[score]}"),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("compiling", total=config.num_updates, speed="", score="")
-        last = time.perf_counter()
-        done = 0
+        task = progress.add_task(f"{name}: compiling", total=num_steps, speed="", score="")
+        last = None
 
-        def moved(updates: int, metrics: Metrics) -> None:
-            nonlocal last, done
+        def moved(report: Report) -> None:
+            nonlocal last
             now = time.perf_counter()
-            speed = (updates - done) * config.batch_size * num_runs / (now - last)
+            if last is None:  # the first report: what was found done
+                progress.update(task, completed=num_steps * report.num_runs_done // num_runs)
+            elif report.num_steps:
+                # The first piece waited for the compiler.
+                speed = (
+                    "" if progress.tasks[task].description.endswith("compiling") else report.num_steps / (now - last)
+                )
+                progress.update(
+                    task,
+                    description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}",
+                    advance=report.num_steps,
+                    speed=speed,
+                    score=_score(report) or progress.tasks[task].fields["score"],
+                )
+            else:
+                progress.update(task, description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}")
             last = now
-            first, done = done == 0, updates
-            ended = metrics.num_episodes > 0
-            score = f"mean return {np.mean(metrics.episode_return[ended]):.4g}" if ended.any() else ""
-            progress.update(
-                task,
-                description=f"{num_runs} x {config.env}",
-                completed=updates,
-                speed="" if first else f"{speed:,.0f} steps/s",  # the first piece waited for the compiler
-                score=score,
-            )
 
         yield moved
+
+
+def _score(report: Report) -> str:
+    """The mean return of the episodes that ended lately."""
+    if report.metrics is None or not (ended := report.metrics.num_episodes > 0).any():
+        return ""
+    return f"mean return {np.mean(report.metrics.episode_return[ended]):.4g}"

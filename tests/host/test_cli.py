@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from purejaxppo.host import cli, experiment, store
+from purejaxppo.host import cli, experiment, files, store
 
 SMALL = "[config]\ntotal_timesteps = 2048\nnum_steps = 64\nhidden_sizes = [8]\n"
 
@@ -137,7 +137,7 @@ def test_help_lists_every_field(capsys):
 
 def test_a_file_under_its_own_name_is_complete(tmp_path):
     def fails_half_way():
-        with store.partial(tmp_path / "file") as path:
+        with files.partial(tmp_path / "file") as path:
             path.write_text("half")
             raise RuntimeError
 

@@ -1,0 +1,220 @@
+"""Sweeps as a person starts them: in bounded memory, resumed from a directory, on this machine or on many."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from purejaxppo.config import Config, HParams
+from purejaxppo.host import chunks, cluster, memory
+from purejaxppo.settings import varying
+from purejaxppo.sweep import Plan, Progress, blank, compile_program, make_plan, place, train_chunk
+from purejaxppo.types import Metrics, TrainState
+
+EXECUTORS = ("local", "ray")
+
+
+class Done(NamedTuple):
+    """A finished chunk."""
+
+    chunk: int  # its index in the plan
+    metrics: Metrics  # NumPy leaves [n, num_updates]
+    state: TrainState | None = None  # leaves [n, ...]
+    compile_seconds: float = 0.0  # of this process
+
+
+class Report(NamedTuple):
+    """How far a sweep is."""
+
+    num_runs_done: int  # of all runs, those of finished chunks
+    num_steps: int  # environment steps taken since the last report
+    metrics: Metrics | None  # of them, leaves [runs, updates]; None if they were taken elsewhere
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SweepResult:
+    """What a sweep leaves.
+
+    Attributes:
+      plan: settings, seeds, and how the runs lay on the devices.
+      metrics: NumPy leaves [num_settings, num_seeds, num_updates]; a setting of fewer updates than another has NaN
+        behind its last (0 where a number counts).
+      state: final states, leaves [num_settings, num_seeds, ...], if they were asked for.
+      compile_seconds: tracing and compiling.
+      run_seconds: everything else: what the steps took; 0 if the result was loaded.
+    """
+
+    plan: Plan
+    metrics: Metrics
+    state: TrainState | None = None
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        """Static settings, one a setting."""
+        return self.plan.configs
+
+    @property
+    def hparams(self) -> HParams:
+        """Traced settings, leaves [num_settings]."""
+        return self.plan.hparams
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps of all runs together."""
+        return sum(config.num_updates * config.batch_size for config in self.configs) * self.plan.num_seeds
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps per second of all runs together, without compilation."""
+        return self.num_steps / self.run_seconds if self.run_seconds else float("nan")
+
+    @property
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        """The fields that differ between settings: name -> its value in each."""
+        return varying(self.configs, self.hparams)
+
+    def save(self, directory: Path | str) -> None:
+        """Writes the directory that `load` reads, as an interrupted sweep of it would have been finished."""
+        plan = chunks.adopt(Path(directory), self.plan, None) or self.plan
+        store = chunks.Store(Path(directory), plan)
+        flat = [leaf.reshape(plan.num_runs, -1) for leaf in self.metrics]
+        for index, (group, runs) in enumerate(plan.places):
+            store.write(index, Metrics(*(leaf[runs, : group.config.num_updates] for leaf in flat)))
+
+    @classmethod
+    def load(cls, directory: Path | str) -> "SweepResult":
+        """The result of a finished sweep.
+
+        Raises:
+          ValueError: for a directory that holds none, or not all of it.
+        """
+        plan = chunks.find(Path(directory))
+        if plan is None:
+            raise ValueError(f"{directory}: holds no sweep")
+        metrics, missing = blank(plan), 0
+        for index in range(len(plan.places)):
+            part = chunks.read(Path(directory), plan, index)
+            if part is None:
+                missing += 1
+            else:
+                place(plan, metrics, index, part)
+        if missing:
+            raise ValueError(
+                f"{directory}: {missing} of {len(plan.places)} chunks are missing or damaged; "
+                "the command that began this sweep finishes it"
+            )
+        return cls(plan, metrics)
+
+
+def sweep(
+    config: Config | Sequence[Config],
+    hparams: HParams,
+    num_seeds: int,
+    seed: int = 0,
+    *,
+    chunk_size: int | None = None,
+    directory: Path | str | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
+    keep_state: bool = False,
+    progress: Callable[[Report], None] = lambda report: None,
+) -> SweepResult:
+    """Trains every setting with every seed, sharded over the local devices, in bounded memory.
+
+    Seed j of every setting draws the same random numbers, so settings can be compared seed by seed. A run's numbers
+    depend on nothing but its setting, `seed` and j: chunk size, executor and interruptions change no bit of them.
+
+    Args:
+      config: static settings of all runs, or a sequence of them, one a setting (see `settings`); equal ones share a
+        program.
+      hparams: traced settings: scalars for one, or leaves [num_settings] as `grid` makes them.
+      num_seeds: runs of each setting.
+      seed: of the whole sweep.
+      chunk_size: runs that are trained at once; by default what is fast and fits in memory.
+      directory: where each finished chunk is kept; a second call with the same settings goes on from there.
+      executor: "local", or "ray" for a cluster.
+      ray_address: of the cluster; None starts Ray on this machine.
+      keep_state: whether to keep the final states too (local, without a directory, and of one config only).
+      progress: called on the host at the start, about forty times a chunk, and at the end of each chunk.
+
+    Returns:
+      Metrics of all runs.
+
+    Raises:
+      ValueError: for an invalid setting, memory that does not suffice, a directory of another sweep, or a cluster that
+        cannot be reached, before anything runs.
+    """
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor = {executor!r}: allowed: {', '.join(map(repr, EXECUTORS))}")
+    if keep_state and (directory is not None or executor != "local" or not isinstance(config, Config)):
+        raise ValueError("keep_state = True: must be of one config, without directory, and on the local executor")
+    started = time.perf_counter()
+    plan = make_plan(config, hparams, num_seeds, seed, chunk_size)
+    memory.check_results(plan)
+    plan = _settle(plan, chunk_size, directory, executor)
+    store = None if directory is None else chunks.Store(Path(directory), plan)
+    metrics, todo = blank(plan), []
+    for index in range(len(plan.places)):
+        kept = None if store is None else store.read(index)
+        if kept is None:
+            todo.append(index)
+        else:
+            place(plan, metrics, index, kept)
+
+    runs_done = plan.num_runs - sum(len(plan.places[index][1]) for index in todo)
+    progress(Report(runs_done, 0, None))
+    train: Iterator[Done]
+    if executor == "ray":
+        train = (Done(index, metrics) for index, metrics in cluster.on_ray(plan, todo, ray_address))
+    else:
+        train = _here(plan, todo, lambda steps, latest: progress(Report(runs_done, steps, latest)))
+    states: list[Any] = []
+    compile_seconds = 0.0
+    for done in train:
+        place(plan, metrics, done.chunk, done.metrics)
+        if store is not None:
+            store.write(done.chunk, done.metrics)
+        if keep_state:
+            states.append(done.state)
+        compile_seconds += done.compile_seconds
+        runs_done += len(done.metrics.all_finite)
+        steps = 0 if executor == "local" else plan.chunk(done.chunk).num_steps
+        progress(Report(runs_done, steps, None))
+    run_seconds = time.perf_counter() - started - compile_seconds
+    return SweepResult(plan, metrics, _together(plan, states) if keep_state else None, compile_seconds, run_seconds)
+
+
+def _settle(plan: Plan, chunk_size: int | None, directory: Path | str | None, executor: str) -> Plan:
+    """The plan as the directory has it, or for a new one with chunks that fit in memory."""
+    found = None if directory is None else chunks.adopt(Path(directory), plan, chunk_size)
+    if found is not None or executor != "local":
+        return found or plan
+    return memory.fit_plan(plan, chunk_size)
+
+
+def _here(plan: Plan, indices: Sequence[int], moved: Progress) -> Iterator[Done]:
+    """Trains chunks in this process."""
+    for index in indices:
+        chunk = plan.chunk(index)
+        started = time.perf_counter()
+        compile_program(chunk.config, chunk.shape)
+        compile_seconds = time.perf_counter() - started
+        state, metrics = train_chunk(chunk, moved)
+        yield Done(index, metrics, state, compile_seconds)
+
+
+def _together(plan: Plan, states: Sequence[TrainState]) -> TrainState:
+    """The padded states of all chunks as leaves [num_settings, num_seeds, ...]."""
+    sizes = [len(runs) for _, runs in plan.places]
+
+    def merge(*leaves: Any) -> Any:
+        whole = jnp.concatenate([leaf[:size] for leaf, size in zip(leaves, sizes, strict=True)])
+        return whole.reshape(len(plan.configs), plan.num_seeds, *whole.shape[1:])
+
+    return jax.jit(lambda *states: jax.tree.map(merge, *states))(*states)  # one program, not several a leaf
