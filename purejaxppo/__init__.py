@@ -7,19 +7,21 @@ functions of arrays; above it everything with a side effect.
     config, types    the two kinds of settings; the shapes
     ops/             the maths
     devices          runs over all local devices
-    agent/           envs, networks, rollout, ppo, trpo: the parts of one update
+    agent/           envs, networks, rollout, ppo, trpo: the parts of one update; acting: a policy without them
     train            init, update, run, train, evaluate
     bandit           the same ops on a bandit small enough to compute everything exactly
     sweep            grids and seeds -> runs, over all devices
+    segments         the runs of one chunk, in pieces between which the host looks and writes
     results          statistics over runs
     host/            command line, progress, files, pictures
 
-Arrows point one way: host -> {results, sweep} -> {train, bandit} -> agent -> {ops, types, config, devices}.
+Arrows point one way: host -> segments -> {results, sweep} -> {train, bandit} -> agent -> {ops, types, config, devices}.
 """
 
 from purejaxppo import bandit, ops, results
 from purejaxppo.config import Config, HParams
 from purejaxppo.devices import use_all_cores
+from purejaxppo.host.policy import Policy
 from purejaxppo.host.sweeps import SweepResult, sweep
 from purejaxppo.settings import choice, draw, grid, log_uniform, product, sample, settings, uniform
 from purejaxppo.train import evaluate, init, run, train, update
@@ -31,6 +33,7 @@ __all__ = [
     "Episodes",
     "HParams",
     "Metrics",
+    "Policy",
     "SweepResult",
     "TrainState",
     "Transition",

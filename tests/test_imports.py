@@ -15,11 +15,12 @@ LAYERS = [
     ["types", "config", "ops", "devices"],
     ["agent/__init__", "agent/envs"],
     ["agent/networks"],
-    ["agent/rollout"],
+    ["agent/rollout", "agent/acting"],
     ["agent/ppo"],
     ["agent/trpo"],
     ["train", "bandit"],
     ["sweep", "results"],
+    ["segments"],
     ["__init__"],
     ["host"],
 ]

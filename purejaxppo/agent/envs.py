@@ -147,3 +147,48 @@ def _flattener(name: str, space: Any) -> Callable[[Any], jax.Array]:
 def _strong(state: Any) -> Any:
     """Without weak types: a scan carry must keep its types, and `time=0` is weakly typed until the first step."""
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
+
+
+class Spaces(NamedTuple):
+    """What a policy must know of its environment when the environment is not there."""
+
+    name: str  # as registered
+    num_features: int  # O, the length of a flattened observation
+    num_actions: int  # A
+    obs_shape: tuple[int, ...]  # of an observation as the environment shows it
+    num_values: int  # of an observation that is one integer of a set; 0 where it is real numbers
+
+
+def spaces_of(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Spaces:
+    """The spaces of that environment.
+
+    Args and Raises: as `make`.
+    """
+    adapted = make(name, env_params)
+    env, params = _construct(name, dict(env_params))
+    space = env.observation_space(params)
+    num_values = int(getattr(space, "n", 0))
+    shape = () if num_values else tuple(int(size) for size in space.shape)
+    return Spaces(name, adapted.num_features, adapted.num_actions, shape, num_values)
+
+
+def flatten(spaces: Spaces, obs: jax.Array) -> jax.Array:
+    """One observation, or any batch of them, as the environment shows it or flattened already, as [..., O] float32.
+
+    Raises:
+      ValueError: for another shape.
+    """
+    if spaces.num_values and jnp.issubdtype(obs.dtype, jnp.integer):
+        return jax.nn.one_hot(obs, spaces.num_values, dtype=jnp.float32)
+    batch = obs.ndim - len(spaces.obs_shape)
+    if not spaces.num_values and obs.shape[max(batch, 0) :] == spaces.obs_shape:
+        return obs.astype(jnp.float32).reshape(*obs.shape[:batch], spaces.num_features)
+    if obs.shape[-1:] == (spaces.num_features,):
+        return obs.astype(jnp.float32)
+    shown = [f"integers below {spaces.num_values}" if spaces.num_values else f"of shape {spaces.obs_shape}"]
+    if spaces.obs_shape != (spaces.num_features,):
+        shown.append(f"flattened of shape ({spaces.num_features},)")
+    raise ValueError(
+        f"obs of shape {obs.shape} and type {obs.dtype}: those of {spaces.name} are {' or '.join(shown)}, "
+        "behind any batch axes"
+    )

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 
 from purejaxppo import ops
-from purejaxppo.agent.envs import Env
+from purejaxppo.agent.envs import Env, Spaces
 from purejaxppo.config import Config
 
 
@@ -88,7 +88,7 @@ class ActorCritic(nn.Module):
         return self.policy(obs), self.value(obs)
 
 
-def make(config: Config, env: Env) -> ActorCritic:
+def make(config: Config, env: Env | Spaces) -> ActorCritic:
     """The network of this config for this environment."""
     return ActorCritic(config.hidden_sizes, config.activation, config.shared_trunk, env.num_actions)
 

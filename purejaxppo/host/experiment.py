@@ -19,6 +19,8 @@ class Experiment:
       seed: of the whole experiment; run j draws from fold_in(key(seed), j).
       config: static settings.
       hparams: traced settings.
+      eval_every: updates of `train` after which each run is evaluated, and after the last one; 0 for never.
+      eval_episodes: episodes of an evaluation.
 
     Raises:
       ValueError: naming the field, its value and what is allowed.
@@ -28,10 +30,16 @@ class Experiment:
     seed: int = 0
     config: Config = dataclasses.field(default_factory=Config)
     hparams: HParams = dataclasses.field(default_factory=HParams)
+    eval_every: int = 0
+    eval_episodes: int = 32
 
     def __post_init__(self) -> None:
         check_size("num_seeds", self.num_seeds)
         check_size("seed", self.seed, lowest=0)
+        check_size("eval_every", self.eval_every, lowest=0)
+        check_size("eval_episodes", self.eval_episodes)
+        if not self.eval_every and self.eval_episodes != Experiment.eval_episodes:
+            raise ValueError(f"eval_episodes = {self.eval_episodes}: is read only with eval_every > 0")
 
 
 def read(path: Path) -> Experiment:
@@ -53,6 +61,14 @@ def read(path: Path) -> Experiment:
     settings["config"] = config_from_mapping(settings["config"])
     settings["hparams"] = hparams_from_mapping(settings["hparams"])
     return Experiment(**settings)
+
+
+def differences(a: Experiment, b: Experiment) -> list[str]:
+    """The settings in which they differ, by their names: `config.num_envs`."""
+    names = [name for name in vars(a) if name not in ("config", "hparams") and getattr(a, name) != getattr(b, name)]
+    names += [f"config.{name}" for name in vars(a.config) if getattr(a.config, name) != getattr(b.config, name)]
+    pairs = zip(HParams._fields, a.hparams, b.hparams, strict=True)
+    return names + [f"hparams.{name}" for name, mine, theirs in pairs if float(mine) != float(theirs)]
 
 
 def to_toml(experiment: Experiment) -> str:
