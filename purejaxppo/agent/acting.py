@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from purejaxppo.agent import envs, networks
 from purejaxppo.agent.envs import Spaces
@@ -24,7 +25,7 @@ def act(config: Config, spaces: Spaces, params: Any, obs: jax.Array) -> jax.Arra
     Raises:
       ValueError: for observations of another shape.
     """
-    return networks.sample(_dist_params(config, spaces, params, obs), 0.0)
+    return networks.sample(_dist_params(config, spaces, params, obs), jnp.zeros(()))
 
 
 def sample(config: Config, spaces: Spaces, params: Any, obs: jax.Array, key: jax.Array) -> jax.Array:

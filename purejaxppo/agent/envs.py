@@ -149,6 +149,34 @@ def _strong(state: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
 
+def visualizer(name: str, env_params: tuple[tuple[str, Any], ...], states: list[Any], returns: np.ndarray) -> Any:
+    """gymnax's own visualiser of a sequence of states; its `animate(path)` draws them.
+
+    Args:
+      name, env_params: as of `make`.
+      states: of the environment, one a frame.
+      returns: [frames], what had been collected by then.
+
+    Raises:
+      ValueError: for an environment that gymnax cannot draw, or draws with what is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws into files and needs no screen
+    from gymnasium.error import DependencyNotInstalled
+    from gymnax.visualize import Visualizer
+
+    env, params = _construct(name, dict(env_params))
+    drawn = Visualizer(env, params, states, returns)
+    try:
+        drawn.init()
+    except DependencyNotInstalled:
+        raise ValueError(f"{name}: its visualiser is not installed; pip install 'purejaxppo[render]'") from None
+    if not hasattr(drawn, "im"):
+        raise ValueError(f"{name}: gymnax has no visualiser for this environment")
+    return drawn
+
+
 class Spaces(NamedTuple):
     """What a policy must know of its environment when the environment is not there."""
 

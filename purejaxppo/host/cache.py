@@ -16,7 +16,7 @@ def use() -> None:
 
     Call it before anything is compiled.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "purejaxppo"
     try:

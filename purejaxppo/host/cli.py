@@ -6,6 +6,7 @@ finite with exit code 1 after everything is saved; a training that was asked to 
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import shlex
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -21,10 +23,11 @@ from tyro import _errors as parse_errors
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import cache, checkpoints, files, progress, store, training
+from purejaxppo.host import cache, checkpoints, files, loggers, progress, store, training
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Found
 from purejaxppo.host.experiment import Experiment
+from purejaxppo.host.policy import Policy
 from purejaxppo.host.training import Options
 from purejaxppo.sweep import Plan
 from purejaxppo.types import Metrics
@@ -33,6 +36,8 @@ USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what 
 
   train CONFIG.toml   train every seed of one experiment as one program; leaves a run directory
   resume DIR          go on with a training that was stopped or killed, or on to more steps; bitwise as if it never was
+  evaluate DIR        episodes of every run, with its most likely actions and with sampled ones
+  render DIR OUT.gif  an episode of the best run as a moving picture
   lab                 the CartPole lab of the trust-region family, over many seeds
   bandit              the 300-seed statistics of the bandit, with intervals
 
@@ -123,6 +128,48 @@ def resume(argv: list[str]) -> int:
         return _train(directory, experiment, plan, arguments.options, found)
 
 
+def evaluate(argv: list[str]) -> int:
+    """`purejaxppo evaluate`."""
+    from purejaxppo.host.evaluation import evaluate as function
+
+    directory = _directory(argv, "evaluate")
+    report = _parse(functools.partial(function, directory), argv, "evaluate DIR")
+    title = f"{report['env']} after {report['update_index']} updates: {report['num_episodes']} episodes of each run"
+    rows = Table("actions", "return", "95% interval", "length", title=title)
+    for name in ("deterministic", "sampled"):
+        found = report[name]
+        length = np.mean(found["episode_length_per_run"])
+        rows.add_row(name, *_shown(found["interquartile_mean"], *found["interval_95"]), f"{length:.4g}")
+    Console().print(rows)
+    print(f"{directory}/evaluation.json")
+    return 0
+
+
+def render(argv: list[str]) -> int:
+    """`purejaxppo render`."""
+    from purejaxppo.host.render import render as draw
+
+    directory = _directory(argv, "render")
+    if not argv or argv[0].startswith("-"):
+        raise ValueError("render: the run directory must be followed by the path of a GIF")
+    path = Path(argv.pop(0))
+
+    def function(run: str = "best", num_episodes: int = 1, seed: int = 0, checkpoint: str = "last") -> int:
+        """Draw episodes of a trained policy with gymnax's own visualiser.
+
+        Args:
+          run: index of a run, or "best": the one with the highest final return.
+          num_episodes: how many, one after another.
+          seed: chooses the episodes.
+          checkpoint: "last", "best" by return, or the updates of one that is kept.
+        """
+        returns = draw(Policy.load(directory, run, checkpoint), path, num_episodes, seed)
+        print(f"{path}: return {', '.join(f'{value:.4g}' for value in returns)}")
+        return 0
+
+    return _parse(function, argv, "render DIR OUT.gif")
+
+
 def lab(argv: list[str]) -> int:
     """`purejaxppo lab`."""
     from purejaxppo.host.lab import run_lab
@@ -139,7 +186,14 @@ def bandit(argv: list[str]) -> int:
     return _parse(run_bandit, argv, "bandit")
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "resume": resume, "lab": lab, "bandit": bandit}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "resume": resume,
+    "evaluate": evaluate,
+    "render": render,
+    "lab": lab,
+    "bandit": bandit,
+}
 
 
 def _train(out: Path, experiment: Experiment, plan: Plan, options: Options, found: Found | None = None) -> int:
@@ -148,8 +202,12 @@ def _train(out: Path, experiment: Experiment, plan: Plan, options: Options, foun
     name = f"{experiment.num_seeds} seeds of {config.env}"
     steps, done = experiment.num_seeds * config.batch_size, 0 if found is None else found.update_index
     try:
-        with progress.training_bar(Console(stderr=True), name, steps, done, config.num_updates) as moved:
-            trained = training.train(out, experiment, plan, options, found, [moved])
+        with (
+            loggers.opened(options.log, out, experiment, options.log_runs, done) as log,
+            progress.training_bar(Console(stderr=True), name, steps, done, config.num_updates) as moved,
+        ):
+            listeners = [moved, lambda piece: log(piece.update_index, piece.metrics)]
+            trained = training.train(out, experiment, plan, options, found, listeners)
         if trained.result is not None:
             summary = store.write(out, experiment, trained.result, trained.eval_return)
             return _report(out, summary, Metrics(*(leaf[0] for leaf in trained.result.metrics)), config)

@@ -73,7 +73,12 @@ def differences(a: Experiment, b: Experiment) -> list[str]:
 
 def to_toml(experiment: Experiment) -> str:
     """Every setting, defaults included: reading it back gives an equal experiment."""
+    return tomli_w.dumps(to_mapping(experiment))
+
+
+def to_mapping(experiment: Experiment) -> dict[str, Any]:
+    """Every setting by its name, in tables as in a file."""
     settings: dict[str, Any] = dataclasses.asdict(experiment)
     settings["config"]["env_params"] = dict(experiment.config.env_params)
     settings["hparams"] = {name: float(value) for name, value in experiment.hparams._asdict().items()}
-    return tomli_w.dumps(settings)
+    return settings

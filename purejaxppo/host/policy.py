@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from purejaxppo.agent import acting
 from purejaxppo.agent.envs import Spaces
 from purejaxppo.config import Config, config_from_mapping
 from purejaxppo.host import checkpoints, files
-from purejaxppo.host.checkpoints import Checkpoint
+from purejaxppo.host.checkpoints import Checkpoint, Found
 
 PARAMS = "params/"  # where they stand among the leaves of a TrainState
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -51,7 +52,7 @@ class Policy:
         """
         path = Path(path)
         if path.is_dir():
-            content = read_run(path, checkpoint)
+            content = checkpoints.read(find_run(path, checkpoint))
             index = choose_run(content, run)
             params = {name: leaf[index] for name, leaf in content.state.items() if name.startswith(PARAMS)}
             return cls(content.experiment.config, spaces_from(content.spaces), params)
@@ -88,7 +89,7 @@ class Policy:
         for name, leaf in self.params.items():
             *folders, last = name.removeprefix(PARAMS).split("/")
             place = functools.reduce(lambda place, folder: place.setdefault(folder, {}), folders, tree)
-            place[last] = jnp.asarray(leaf)
+            place[last] = leaf  # of NumPy: made while something is traced, it must not belong to that
         return tree
 
     def save(self, path: Path | str) -> None:
@@ -113,8 +114,8 @@ class Policy:
         files.replace(Path(path), bytes(exported.serialize()))
 
 
-def read_run(directory: Path, which: int | str = "last") -> Checkpoint:
-    """A checkpoint of a run directory, chosen as in `Policy.load`.
+def find_run(directory: Path, which: int | str = "last") -> Found:
+    """A checkpoint of a run directory, chosen as in `Policy.load`; a damaged one is passed over with a warning.
 
     Raises:
       ValueError: when there is none.
@@ -122,7 +123,9 @@ def read_run(directory: Path, which: int | str = "last") -> Checkpoint:
     found, notes = checkpoints.find(directory, which)
     if found is None:
         raise ValueError(f"{directory}: {notes[-1] if notes else 'holds no checkpoint of a training run'}")
-    return checkpoints.read(found)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return found
 
 
 def choose_run(content: Checkpoint, run: int | str) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 
 from purejaxppo import segments
 from purejaxppo.agent import envs
-from purejaxppo.config import HParams
-from purejaxppo.host import checkpoints, files, memory, signals
+from purejaxppo.config import HParams, check_size
+from purejaxppo.host import checkpoints, files, loggers, memory, signals
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Checkpoint, Found
 from purejaxppo.host.experiment import Experiment
@@ -38,6 +38,8 @@ class Options:
       checkpoint_every: seconds between checkpoints, or longer where writing one takes over 2% of it; 0 for one after
         every segment. There is always one at the end.
       keep: the last checkpoints that are kept, besides the best by return.
+      log: "tensorboard", "wandb" or both: where the curves go while they grow.
+      log_runs: runs that have curves of their own there, the first ones; together with what all runs say.
 
     Raises:
       ValueError: naming the field, its value and what is allowed.
@@ -45,17 +47,21 @@ class Options:
 
     checkpoint_every: float = 60.0
     keep: int = 2
+    log: tuple[str, ...] = ()
+    log_runs: int = 16
 
     def __post_init__(self) -> None:
         if not self.checkpoint_every >= 0:
             raise ValueError(f"checkpoint_every = {self.checkpoint_every:g}: must be seconds, 0 or more")
-        if self.keep < 1:
-            raise ValueError(f"keep = {self.keep}: must be a positive integer")
+        check_size("keep", self.keep)
+        check_size("log_runs", self.log_runs, lowest=0)
+        loggers.check(self.log)
 
     def flags(self) -> list[str]:
         """What a command line must say for these options."""
         fields = [field for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
-        return [f"--{field.name.replace('_', '-')} {getattr(self, field.name):g}" for field in fields]
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields}
+        return [f"--{name} {' '.join(value) if isinstance(value, tuple) else value}" for name, value in values.items()]
 
 
 class Piece(NamedTuple):
@@ -88,6 +94,20 @@ def plan_of(experiment: Experiment) -> Plan:
     return make_plan(config, experiment.hparams, num_seeds, experiment.seed, chunk_size=num_seeds)
 
 
+def chunk_of(plan: Plan, found: Found | None) -> Chunk:
+    """All runs, on the devices as they lay when the checkpoint was written.
+
+    Raises:
+      ValueError: when there are fewer devices.
+    """
+    chunk, there = plan.chunk(0), len(jax.local_devices())
+    if found is None:
+        return chunk
+    if found.shape.num_devices > there:
+        raise ValueError(f"these runs lay on {found.shape.num_devices} devices, of which there are {there} here")
+    return chunk._replace(shape=found.shape)
+
+
 def train(
     directory: Path,
     experiment: Experiment,
@@ -111,7 +131,7 @@ def train(
       OSError: when a checkpoint cannot be written; those before it stay.
     """
     started = time.perf_counter()
-    chunk = plan.chunk(0) if found is None else plan.chunk(0)._replace(shape=found.shape)
+    chunk = chunk_of(plan, found)
     programs = _compile(chunk, experiment)
     compile_seconds = time.perf_counter() - started
     beginning = None if found is None else checkpoints.read(found)
@@ -300,10 +320,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _compile(chunk: Chunk, experiment: Experiment) -> Programs:
-    """The programs, if the devices are there and the runs fit in them."""
-    there = len(jax.local_devices())
-    if chunk.shape.num_devices > there:
-        raise ValueError(f"these runs lay on {chunk.shape.num_devices} devices, of which there are {there} here")
+    """The programs, if the runs fit in the devices."""
     num_episodes = experiment.eval_episodes if experiment.eval_every else 0
     programs = segments.compile_programs(chunk, capacity(chunk.config.num_updates), num_episodes)
     if programs.num_bytes > (free := memory.of_device()):
