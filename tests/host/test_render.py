@@ -1,5 +1,6 @@
 """Moving pictures of trained policies."""
 
+import itertools
 import sys
 
 import jax
@@ -37,7 +38,7 @@ def test_a_picture_has_a_frame_a_step_and_every_frame_differs(catch, tmp_path):
             picture.seek(index)
             frames.append(np.asarray(picture.convert("RGB")))
     assert len(frames) == 2 * 4, "the ball of five rows falls four times"
-    assert all((a != b).any() for a, b in zip(frames, frames[1:], strict=False))
+    assert all((a != b).any() for a, b in itertools.pairwise(frames))
     assert set(returns) <= {-1.0, 1.0}
     assert [path.name for path in tmp_path.iterdir()] == ["out.gif"]
 
@@ -52,7 +53,7 @@ def test_episodes_are_those_of_the_policy(catch):
     other, _ = render.episodes(catch, 3, seed=2)
     assert any(a.ball_x != b.ball_x for a, b in zip(states, other, strict=True))
     env = envs.make(catch.config.env, catch.config.env_params)
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         if after.ball_y:
             obs = np.zeros((5, 5), np.float32)
             obs[before.paddle_y, before.paddle_x] = obs[before.ball_y, before.ball_x] = 1
