@@ -150,7 +150,7 @@ def make_plan(
         members.setdefault(each, []).append(index)
     for each, indices in members.items():
         check_hparams(each, _read(jax.tree.map(lambda leaf, i=indices: leaf[i], hparams), each, tuple(members)))
-        jax.eval_shape(functools.partial(init, each), HParams(), jax.random.key(0))  # the environment knows the rest
+        _state_shapes(each)  # the environment knows the rest
     groups = tuple(
         Group(each, tuple(indices), *_lay_out(len(indices) * num_seeds, chunk_size))
         for each, indices in members.items()
@@ -330,11 +330,21 @@ def _fit_group(group: Group, num_bytes: int) -> Group:
 
 def _rough_num_bytes(config: Config, shape: Shape) -> float:
     """Two copies of the states of a device's runs, and a block's rollouts and activations; within a factor of four."""
-    state = jax.eval_shape(functools.partial(init, config), HParams(), jax.random.key(0))
+    state = _state_shapes(config)
     rollout = config.num_steps * state.obs.size * state.obs.dtype.itemsize
     activations = 4 * config.batch_size * sum(config.hidden_sizes)
     states = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return shape.width * (2 * shape.num_blocks * states + 4 * rollout + 2 * activations)
+
+
+@functools.lru_cache(maxsize=64)
+def _state_shapes(config: Config) -> TrainState:
+    """Shape and type of each leaf of a run's state.
+
+    Raises:
+      ValueError: for an environment that does not exist, or that the config does not suit.
+    """
+    return jax.eval_shape(functools.partial(init, config), HParams(), jax.random.key(0))
 
 
 def _metrics_shapes(plan: Plan) -> Metrics:

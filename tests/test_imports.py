@@ -19,7 +19,10 @@ LAYERS = [
     ["agent/ppo"],
     ["agent/trpo"],
     ["train", "bandit"],
-    ["sweep", "results"],
+    ["sweep", "settings", "results"],
+    ["host/files", "host/memory", "host/cluster"],
+    ["host/chunks"],
+    ["host/sweeps"],
     ["__init__"],
     ["host"],
 ]
