@@ -58,11 +58,10 @@ def test_area_under_curve_starts_with_the_first_episode_and_carries_forward():
 
 
 def test_area_under_curve_weighs_pieces_of_unequal_length():
-    num_updates = 150  # 100 points, half of them of two updates
-    returns = np.where(np.arange(num_updates) < 75, 0.0, 10.0)[None]
-    assert results.area_under_curve(metrics(returns, np.ones((1, num_updates)))) == pytest.approx(5.0)
-    ramp = np.arange(num_updates, dtype=float)[None]
-    assert results.area_under_curve(metrics(ramp, np.ones((1, num_updates)))) == pytest.approx(ramp.mean())
+    returns = np.random.default_rng(0).normal(size=(3, 150))  # 100 points, half of them of two updates
+    runs = metrics(returns, np.ones(returns.shape))
+    np.testing.assert_allclose(results.area_under_curve(runs), returns.mean(axis=1), rtol=1e-5)
+    assert (np.abs(np.mean(results.return_curve(runs)[1], axis=1) - returns.mean(axis=1)) > 1e-3).all()
 
 
 def test_steps_to_threshold_by_hand():
@@ -136,6 +135,11 @@ def test_summary_times_the_threshold_in_environment_steps():
     first, second = results.summary(sweep_metrics(), [20, 10], [100, 200], threshold=3.0)
     assert first["steps_to_threshold"] == {"threshold": 3.0, "median": 2000.0, "share": 5 / 8}
     assert second["steps_to_threshold"] == {"threshold": 3.0, "median": np.inf, "share": 0.0}
+    same = metrics(np.full((2, 8, 30), 5.0), np.ones((2, 8, 30)))
+    medians = [
+        row["steps_to_threshold"]["median"] for row in results.summary(same, [30, 30], [100, 200], threshold=5.0)
+    ]
+    assert medians == [2000.0, 4000.0]
     assert "steps_to_threshold" not in results.summary(sweep_metrics(), [20, 10], [100, 200])[0]
 
 
