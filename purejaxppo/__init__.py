@@ -11,10 +11,11 @@ functions of arrays; above it everything with a side effect.
     train            init, update, run, train, evaluate
     bandit           the same ops on a bandit small enough to compute everything exactly
     sweep            grids and seeds -> runs, over all devices
-    results          statistics over runs
+    estimates        interquartile means, bootstrap intervals, comparisons seed by seed
+    results          statistics over runs, and over the settings of a sweep
     host/            command line, progress, files, pictures
 
-Arrows point one way: host -> {results, sweep} -> {train, bandit} -> agent -> {ops, types, config, devices}.
+Arrows point one way: host -> {results, sweep} -> {train, bandit} -> agent -> {ops, types, config, devices, estimates}.
 """
 
 from purejaxppo import bandit, ops, results
