@@ -13,6 +13,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,8 +29,10 @@ from purejaxppo.types import Metrics, TrainState
 
 # On a CPU the working set of a block should stay in the cache; measured in benchmarks/NOTES.md.
 CPU_WIDTH = 8
-# Blocks a device and chunk, unless the caller says how many runs: enough to be fast, few enough to save often.
+# Unless the caller says how many runs: blocks of a device in a chunk, and environment steps of a device in a chunk.
+# Enough to be fast, few enough to save every few minutes.
 BLOCKS = 8
+CHUNK_STEPS = 16_000_000
 
 Progress = Callable[[int, Metrics], None]
 
@@ -152,7 +155,7 @@ def make_plan(
         check_hparams(each, _read(jax.tree.map(lambda leaf, i=indices: leaf[i], hparams), each, tuple(members)))
         _state_shapes(each)  # the environment knows the rest
     groups = tuple(
-        Group(each, tuple(indices), *_lay_out(len(indices) * num_seeds, chunk_size))
+        Group(each, tuple(indices), *_lay_out(each, len(indices) * num_seeds, chunk_size))
         for each, indices in members.items()
     )
     return Plan(configs, hparams, int(num_seeds), int(seed), groups)
@@ -227,6 +230,28 @@ def train_chunk(chunk: Chunk, progress: Progress | None = None) -> tuple[TrainSt
     return state, jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 
 
+def measure(chunk: Chunk, num_steps: int = 2_000_000) -> tuple[int, float, float]:
+    """Trains a piece of a chunk to see what it takes.
+
+    Args:
+      chunk: whose first updates are run.
+      num_steps: environment steps of the piece, at most; at least one update.
+
+    Returns:
+      (bytes that a device needs, seconds to compile the chunk's program, seconds an update of the whole chunk).
+    """
+    started = time.perf_counter()
+    program = compile_program(chunk.config, chunk.shape)
+    compile_seconds = time.perf_counter() - started
+    length = max(1, min(chunk.config.num_updates, num_steps // (chunk.config.batch_size * chunk.shape.num_runs)))
+    hparams, state = begin(chunk)
+    segment = functools.partial(run, chunk.config, num_updates=length)
+    piece = shard(chunk.shape.mesh, chunk.shape.width, segment, num_by_run=2).lower(hparams, state).compile()
+    started = time.perf_counter()
+    jax.block_until_ready(piece(hparams, state))
+    return program.num_bytes, compile_seconds, (time.perf_counter() - started) / length
+
+
 def blank(plan: Plan) -> Metrics:
     """Metrics of a sweep of which nothing is done, NumPy leaves [num_settings, num_seeds, largest num_updates].
 
@@ -298,14 +323,15 @@ def _read(hparams: HParams, config: Config, configs: tuple[Config, ...]) -> HPar
     return hparams._replace(**unread)
 
 
-def _lay_out(num_runs: int, chunk_size: int | None) -> tuple[Shape, int]:
+def _lay_out(config: Config, num_runs: int, chunk_size: int | None) -> tuple[Shape, int]:
     """The shape of a group's program, and the runs of a chunk."""
     mesh = mesh_of(num_runs)
     width, padded = layout(num_runs, mesh, CPU_WIDTH)
     row = width * mesh.size  # one block of every device
     rows = padded // row
     if chunk_size is None:
-        num_chunks = -(-rows // BLOCKS)
+        steps = width * config.num_updates * config.batch_size
+        num_chunks = -(-rows // max(1, min(BLOCKS, CHUNK_STEPS // steps)))
         num_blocks = -(-rows // num_chunks)
         chunk_size = min(num_runs, num_blocks * row)
     else:

@@ -1,4 +1,4 @@
-"""The command line: `purejaxppo train CONFIG.toml`, `purejaxppo lab`, `purejaxppo bandit`.
+"""The command line: `purejaxppo train CONFIG.toml`, `sweep SWEEP.toml`, `plot DIR`, `lab`, `bandit`.
 
 Bad input ends with one line on standard error and exit code 2 before anything is written; a run that did not stay
 finite with exit code 1 after everything is saved.
@@ -9,9 +9,10 @@ import difflib
 import inspect
 import math
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -29,6 +30,8 @@ from purejaxppo.types import Metrics
 USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what it takes
 
   train CONFIG.toml   train every seed of one experiment as one program; leaves a run directory
+  sweep SWEEP.toml    train a grid, a random search or a list of settings; goes on where it was interrupted
+  plot DIR            draw a finished run or sweep again
   lab                 the CartPole lab of the trust-region family, over many seeds
   bandit              the 300-seed statistics of the bandit, with intervals"""
 
@@ -53,13 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv[0] not in COMMANDS:
             raise ValueError(f"{argv[0]}: there is no such command; allowed: {', '.join(COMMANDS)}")
-        return COMMANDS[argv[0]](argv[1:])
+        with warnings.catch_warnings():
+            warnings.showwarning = _note  # type: ignore[assignment]
+            return COMMANDS[argv[0]](argv[1:])
     except ValueError as error:
         print(f"purejaxppo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("purejaxppo: stopped; nothing was saved", file=sys.stderr)
         return 130
+
+
+def _note(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    """A warning in one line."""
+    text = " ".join(str(message).split())
+    print(f"purejaxppo: {text}" if category is UserWarning else f"{category.__name__}: {text}", file=sys.stderr)
 
 
 def train(argv: list[str]) -> int:
@@ -88,6 +99,74 @@ def train(argv: list[str]) -> int:
     return _report(out, summary, Metrics(*(leaf[0] for leaf in result.metrics)), experiment.config)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sweep(Experiment):
+    """Train every setting of a sweep with every seed; the same command goes on where it was interrupted.
+
+    Attributes:
+      out: directory of the sweep; by default runs/NAME.
+      chunk_size: runs that are trained at once; by default what is fast and fits in memory.
+      executor: local, or ray for a cluster.
+      ray_address: host:port of the cluster; without it Ray is started on this machine.
+      threshold: a return; the environment steps until it is reached are reported.
+      dry_run: only say what would be trained, in which memory and time.
+    """
+
+    out: Path | None = None
+    chunk_size: int | None = None
+    executor: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+    threshold: float | None = None
+    dry_run: bool = False
+
+
+def sweep(argv: list[str]) -> int:
+    """`purejaxppo sweep`."""
+    from purejaxppo.host import sweep_command
+
+    default, axes, name = Sweep(), experiments.ONE, "sweep"
+    if argv and not argv[0].startswith("-"):
+        path = Path(argv.pop(0))
+        base, axes = experiments.read_sweep(path)
+        default, name = Sweep(**vars(base)), path.stem
+    elif not {"-h", "--help"} & set(argv):
+        raise ValueError("sweep: must be followed by the path of a TOML file")
+    arguments: Sweep = _parse(Sweep, argv, "sweep SWEEP.toml", default=default)
+    base = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
+    if arguments.ray_address is not None and arguments.executor != "ray":
+        raise ValueError(f"--ray-address {arguments.ray_address}: is read only with --executor ray")
+    experiments.check_base(base, axes)
+    ppo.use_all_cores()
+    settings = ppo.settings(base.config, base.hparams, experiments.points_of(axes))
+    out, size = arguments.out or Path("runs") / name, (base.num_seeds, base.seed)
+    if arguments.dry_run:
+        return sweep_command.dry_run(settings, *size, arguments.chunk_size, out)
+    options = {name: getattr(arguments, name) for name in ("chunk_size", "executor", "ray_address")}
+    try:
+        return sweep_command.train(
+            out, experiments.to_toml(base, axes), settings, *size, arguments.threshold, **options
+        )
+    except KeyboardInterrupt:
+        print(f"purejaxppo: stopped; {out} keeps what is finished, the same command goes on", file=sys.stderr)
+        return 130
+
+
+def plot(argv: list[str]) -> int:
+    """`purejaxppo plot`."""
+    from purejaxppo.host import sweep_command
+
+    def run_plot(directory: tyro.conf.Positional[Path], /, threshold: float | None = None) -> int:
+        """Draw a finished run or sweep again.
+
+        Args:
+          directory: of the run or sweep.
+          threshold: a return; the environment steps until it is reached are reported.
+        """
+        return sweep_command.plot(directory, threshold)
+
+    return _parse(run_plot, argv, "plot")
+
+
 def lab(argv: list[str]) -> int:
     """`purejaxppo lab`."""
     from purejaxppo.host.lab import run_lab
@@ -104,7 +183,13 @@ def bandit(argv: list[str]) -> int:
     return _parse(run_bandit, argv, "bandit")
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "lab": lab, "bandit": bandit}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "sweep": sweep,
+    "plot": plot,
+    "lab": lab,
+    "bandit": bandit,
+}
 
 
 def _report(out: Path, summary: dict[str, Any], metrics: Metrics, config: ppo.Config) -> int:
@@ -158,7 +243,7 @@ def _parse(function: Callable[..., Any], argv: list[str], command: str, **option
 def _flags(function: Callable[..., Any]) -> list[str]:
     """The flags of a command, for the nearest one to a typo."""
     names = [name for name in inspect.signature(function).parameters if name not in ("config", "hparams")]
-    if function is Train:
+    if function in (Train, Sweep):
         names += [f"config.{field.name}" for field in dataclasses.fields(ppo.Config)]
         names += [f"hparams.{name}" for name in ppo.HParams._fields]
     return [f"--{name.replace('_', '-')}" for name in names]

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import logging
 import socket
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -65,7 +66,9 @@ def _start(address: str | None) -> Any:
         raise ValueError("executor = 'ray': Ray is not installed; pip install 'purejaxppo[ray]'") from None
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        ray.init(include_dashboard=False, **quiet)
+        with warnings.catch_warnings():  # Ray starts its processes by fork and exec at once, which threads survive
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            ray.init(include_dashboard=False, **quiet)
         return ray
     _check_reachable(address)
     try:

@@ -20,6 +20,7 @@ AXES = {
 RANGES = {"uniform": uniform, "log_uniform": log_uniform}
 
 Axes = tuple[str, Any]  # one of AXES, and the table as TOML has it
+ONE: Axes = ("list", [{}])  # the base setting alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read_sweep(path: Path) -> tuple[Experiment, Axes]:
     content = _load(path)
     kinds = [kind for kind in AXES if kind in content]
     if not kinds:
-        return Experiment(**_fields(path, content)), ("list", [{}])
+        return Experiment(**_fields(path, content)), ONE
     if len(kinds) > 1:
         raise ValueError(f"{path}: has {' and '.join(kinds)}: must have one of [grid], [random] and [[list]]")
     axes = content.pop(kinds[0])

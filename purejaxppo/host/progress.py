@@ -40,15 +40,12 @@ def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[
             if last is None:  # the first report: what was found done
                 progress.update(task, completed=num_steps * report.num_runs_done // num_runs)
             elif report.num_steps:
-                # The first piece waited for the compiler.
-                speed = (
-                    "" if progress.tasks[task].description.endswith("compiling") else report.num_steps / (now - last)
-                )
+                waited = progress.tasks[task].description.endswith("compiling")  # the first piece, for the compiler
                 progress.update(
                     task,
                     description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}",
                     advance=report.num_steps,
-                    speed=speed,
+                    speed="" if waited else f"{report.num_steps / (now - last):,.0f} steps/s",
                     score=_score(report) or progress.tasks[task].fields["score"],
                 )
             else:

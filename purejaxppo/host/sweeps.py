@@ -4,16 +4,21 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from purejaxppo import results
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, cluster, memory
 from purejaxppo.settings import varying
 from purejaxppo.sweep import Plan, Progress, blank, compile_program, make_plan, place, train_chunk
 from purejaxppo.types import Metrics, TrainState
+
+if TYPE_CHECKING:
+    import pandas
 
 EXECUTORS = ("local", "ray")
 
@@ -78,6 +83,51 @@ class SweepResult:
     def axes(self) -> dict[str, tuple[Any, ...]]:
         """The fields that differ between settings: name -> its value in each."""
         return varying(self.configs, self.hparams)
+
+    def summary(self, threshold: float | None = None) -> list[dict[str, Any]]:
+        """The numbers to quote of each setting, see `results.summary`."""
+        return results.summary(self.metrics, self._num_updates, self._batch_sizes, threshold)
+
+    def best(self) -> int:
+        """The setting of the highest interquartile mean of the final return; of settings of one environment."""
+        return results.best(self.summary())
+
+    def to_dataframe(self, curves: bool = False) -> "pandas.DataFrame":
+        """A row for each run: the setting's index, the fields that differ between settings, and how the run ended.
+
+        Args:
+          curves: a row for each update of each run instead, with all metrics.
+        """
+        import pandas
+
+        settings, seeds = len(self.configs), self.plan.num_seeds
+        setting, seed = np.divmod(np.arange(settings * seeds), seeds)
+        index: dict[str, Any] = {"setting": setting, "seed": seed}
+        index |= {name: [column[i] for i in setting] for name, column in self.axes.items()}
+        if not curves:
+            measures = {
+                "final_return": results.final_return,
+                "area_under_curve": results.area_under_curve,
+                "finite": lambda metrics: metrics.all_finite.all(axis=-1),
+            }
+            for name, measure in measures.items():
+                index[name] = results.per_setting(measure, self.metrics, self._num_updates).reshape(-1)
+            return pandas.DataFrame(index)
+        runs = pandas.DataFrame(index)
+        lengths = np.array(self._num_updates)[runs["setting"]]
+        rows = runs.loc[runs.index.repeat(lengths)].reset_index(drop=True)
+        rows["update"] = np.concatenate([np.arange(length) for length in lengths])
+        kept = np.arange(self.metrics.entropy.shape[-1]) < lengths[:, None]
+        leaves = {name: leaf.reshape(settings * seeds, -1)[kept] for name, leaf in self.metrics._asdict().items()}
+        return rows.assign(**leaves)
+
+    @property
+    def _num_updates(self) -> list[int]:
+        return [config.num_updates for config in self.configs]
+
+    @property
+    def _batch_sizes(self) -> list[int]:
+        return [config.batch_size for config in self.configs]
 
     def save(self, directory: Path | str) -> None:
         """Writes the directory that `load` reads, as an interrupted sweep of it would have been finished."""
