@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -114,7 +114,7 @@ class Sweep(Experiment):
 
     out: Path | None = None
     chunk_size: int | None = None
-    executor: Literal["local", "ray"] = "local"
+    executor: str = "local"
     ray_address: str | None = None
     threshold: float | None = None
     dry_run: bool = False

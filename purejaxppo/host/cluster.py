@@ -30,9 +30,9 @@ def on_ray(plan: Plan, indices: Sequence[int], address: str | None) -> Iterator[
       address: of the cluster, "host:port" or "ray://host:port"; None starts Ray on this machine.
 
     Raises:
-      ValueError: when Ray is not installed or no cluster answers there, within seconds.
+      ValueError: as `check`.
     """
-    ray = _start(address)
+    ray = _start(check(address), address)
     try:
         on_cpu = jax.default_backend() == "cpu"
         pending = {}
@@ -58,34 +58,38 @@ def train_remotely(chunk: Chunk, on_cpu: bool) -> Metrics:
     return metrics
 
 
-def _start(address: str | None) -> Any:
-    """Ray, connected."""
+def check(address: str | None) -> Any:
+    """Ray, if it is installed and something answers at the address.
+
+    Raises:
+      ValueError: otherwise, within seconds.
+    """
     try:
         ray = importlib.import_module("ray")
     except ImportError:
         raise ValueError("executor = 'ray': Ray is not installed; pip install 'purejaxppo[ray]'") from None
+    if address in (None, "auto"):
+        return ray
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"ray_address = {address!r}: must be host:port, ray://host:port or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()  # Ray would try for minutes
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"ray_address = {address!r}: no cluster answers there ({error})") from None
+    return ray
+
+
+def _start(ray: Any, address: str | None) -> Any:
+    """Ray, connected."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         with warnings.catch_warnings():  # Ray starts its processes by fork and exec at once, which threads survive
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(include_dashboard=False, **quiet)
         return ray
-    _check_reachable(address)
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ValueError(f"ray_address = {address!r}: {error}") from None
     return ray
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
-    if address == "auto":
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"ray_address = {address!r}: must be host:port, ray://host:port or auto")
-    try:
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"ray_address = {address!r}: no cluster answers there ({error})") from None

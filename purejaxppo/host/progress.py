@@ -13,7 +13,7 @@ from purejaxppo.host.sweeps import Report
 
 @contextmanager
 def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[Callable[[Report], None]]:
-    """A progress bar; yields the function that `sweep` calls with its reports.
+    """A progress bar, drawn from the first report on; yields the function that `sweep` calls with its reports.
 
     Args:
       console: to draw on.
@@ -30,29 +30,34 @@ def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[
         TimeRemainingColumn(),
         TextColumn("{task.fields[score]}"),
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{name}: compiling", total=num_steps, speed="", score="")
-        last = None
+    progress = Progress(*columns, console=console)
+    task = progress.add_task(f"{name}: compiling", total=num_steps, speed="", score="")
+    last = None
 
-        def moved(report: Report) -> None:
-            nonlocal last
-            now = time.perf_counter()
-            if last is None:  # the first report: what was found done
-                progress.update(task, completed=num_steps * report.num_runs_done // num_runs)
-            elif report.num_steps:
-                waited = progress.tasks[task].description.endswith("compiling")  # the first piece, for the compiler
-                progress.update(
-                    task,
-                    description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}",
-                    advance=report.num_steps,
-                    speed="" if waited else f"{report.num_steps / (now - last):,.0f} steps/s",
-                    score=_score(report) or progress.tasks[task].fields["score"],
-                )
-            else:
-                progress.update(task, description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}")
-            last = now
+    def moved(report: Report) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if last is None:  # the first report: what was found done
+            progress.start()
+            progress.update(task, completed=num_steps * report.num_runs_done // num_runs)
+        elif report.num_steps:
+            waited = progress.tasks[task].description.endswith("compiling")  # the first piece, for the compiler
+            progress.update(
+                task,
+                description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}",
+                advance=report.num_steps,
+                speed="" if waited else f"{report.num_steps / (now - last):,.0f} steps/s",
+                score=_score(report) or progress.tasks[task].fields["score"],
+            )
+        else:
+            progress.update(task, description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}")
+        last = now
 
+    try:
         yield moved
+    finally:
+        if last is not None:
+            progress.stop()
 
 
 def _score(report: Report) -> str:

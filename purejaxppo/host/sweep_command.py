@@ -149,7 +149,7 @@ def _table(result: SweepResult, summaries: list[dict[str, Any]]) -> Table:
         cells += ["the best" if index == order[0] else f"{better['probability']:.2f}"]
         if timed:
             reached = row["steps_to_threshold"]
-            cells.append(f"{reached['median']:,.0f} (reached by {reached['share']:.0%})")
+            cells.append(f"{reached['median']:,.0f} ({reached['share']:.0%})")
         table.add_row(*cells)
     return table
 

@@ -1,5 +1,6 @@
 """Sweeps as a person starts them: in bounded memory, resumed from a directory, on this machine or on many."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ class Done(NamedTuple):
     metrics: Metrics  # NumPy leaves [n, num_updates]
     state: TrainState | None = None  # leaves [n, ...]
     compile_seconds: float = 0.0  # of this process
+    num_steps: int = 0  # environment steps that have not been reported
 
 
 class Report(NamedTuple):
@@ -132,10 +134,10 @@ class SweepResult:
     def save(self, directory: Path | str) -> None:
         """Writes the directory that `load` reads, as an interrupted sweep of it would have been finished."""
         plan = chunks.adopt(Path(directory), self.plan, None) or self.plan
-        store = chunks.Store(Path(directory), plan)
         flat = [leaf.reshape(plan.num_runs, -1) for leaf in self.metrics]
-        for index, (group, runs) in enumerate(plan.places):
-            store.write(index, Metrics(*(leaf[runs, : group.config.num_updates] for leaf in flat)))
+        with contextlib.closing(chunks.Store(Path(directory), plan)) as store:
+            for index, (group, runs) in enumerate(plan.places):
+                store.write(index, Metrics(*(leaf[runs, : group.config.num_updates] for leaf in flat)))
 
     @classmethod
     def load(cls, directory: Path | str) -> "SweepResult":
@@ -208,36 +210,53 @@ def sweep(
     plan = make_plan(config, hparams, num_seeds, seed, chunk_size)
     memory.check_results(plan)
     plan = _settle(plan, chunk_size, directory, executor)
-    store = None if directory is None else chunks.Store(Path(directory), plan)
-    metrics, todo = blank(plan), []
+    if executor == "ray":
+        cluster.check(ray_address)
+    metrics, compile_seconds = blank(plan), 0.0
+    states: list[Any] = []
+    with contextlib.ExitStack() as stack:
+        store = None
+        if directory is not None:
+            store = stack.enter_context(contextlib.closing(chunks.Store(Path(directory), plan)))
+        todo = _place_kept(plan, metrics, store)
+        runs_done = plan.num_runs - sum(len(plan.places[index][1]) for index in todo)
+        progress(Report(runs_done, 0, None))
+
+        def moved(steps: int, latest: Metrics) -> None:
+            progress(Report(runs_done, steps, latest))
+
+        for done in _train(plan, todo, executor, ray_address, moved):
+            place(plan, metrics, done.chunk, done.metrics)
+            if store is not None:
+                store.write(done.chunk, done.metrics)
+            if keep_state:
+                states.append(done.state)
+            compile_seconds += done.compile_seconds
+            runs_done += len(done.metrics.all_finite)
+            progress(Report(runs_done, done.num_steps, None))
+    state = _together(plan, states) if keep_state else None
+    return SweepResult(plan, metrics, state, compile_seconds, time.perf_counter() - started - compile_seconds)
+
+
+def _place_kept(plan: Plan, metrics: Metrics, store: chunks.Store | None) -> list[int]:
+    """Places the chunks that are kept, and returns those that are not."""
+    todo = []
     for index in range(len(plan.places)):
         kept = None if store is None else store.read(index)
         if kept is None:
             todo.append(index)
         else:
             place(plan, metrics, index, kept)
+    return todo
 
-    runs_done = plan.num_runs - sum(len(plan.places[index][1]) for index in todo)
-    progress(Report(runs_done, 0, None))
-    train: Iterator[Done]
-    if executor == "ray":
-        train = (Done(index, metrics) for index, metrics in cluster.on_ray(plan, todo, ray_address))
-    else:
-        train = _here(plan, todo, lambda steps, latest: progress(Report(runs_done, steps, latest)))
-    states: list[Any] = []
-    compile_seconds = 0.0
-    for done in train:
-        place(plan, metrics, done.chunk, done.metrics)
-        if store is not None:
-            store.write(done.chunk, done.metrics)
-        if keep_state:
-            states.append(done.state)
-        compile_seconds += done.compile_seconds
-        runs_done += len(done.metrics.all_finite)
-        steps = 0 if executor == "local" else plan.chunk(done.chunk).num_steps
-        progress(Report(runs_done, steps, None))
-    run_seconds = time.perf_counter() - started - compile_seconds
-    return SweepResult(plan, metrics, _together(plan, states) if keep_state else None, compile_seconds, run_seconds)
+
+def _train(plan: Plan, todo: Sequence[int], executor: str, address: str | None, moved: Progress) -> Iterator[Done]:
+    """Trains chunks here or elsewhere."""
+    if executor == "ray" and todo:
+        for index, metrics in cluster.on_ray(plan, todo, address):
+            yield Done(index, metrics, num_steps=plan.chunk(index).num_steps)
+    elif todo:
+        yield from _here(plan, todo, moved)
 
 
 def _settle(plan: Plan, chunk_size: int | None, directory: Path | str | None, executor: str) -> Plan:
