@@ -163,6 +163,64 @@ class Counter(environment.Environment):
         return spaces.Box(-jnp.inf, jnp.inf, (2,))
 
 
+@struct.dataclass
+class EchoState(environment.EnvState):
+    seen: jax.Array
+    time: jax.Array
+
+
+class Echo(Probe):
+    """Shows the action that it was given, two numbers in [-1, 1] and [0, 4], and rewards nearness to (0.5, 1).
+
+    It never ends, and is cut after five steps.
+    """
+
+    target: ClassVar = (0.5, 1.0)
+
+    @property
+    def default_params(self) -> Params:
+        return Params(max_steps_in_episode=5)
+
+    def reset_env(self, key, params):
+        state = EchoState(seen=jnp.zeros(2), time=jnp.zeros((), jnp.int32))
+        return state.seen, state
+
+    def step_env(self, key, state, action, params):
+        reward = -jnp.sum((action - jnp.array(self.target)) ** 2)
+        state = EchoState(seen=action, time=state.time + 1)
+        return state.seen, state, reward, jnp.zeros((), bool), {}
+
+    def action_space(self, params=None):
+        return spaces.Box(jnp.array([-1.0, 0.0]), jnp.array([1.0, 4.0]), (2,))
+
+    def observation_space(self, params):
+        return spaces.Box(-jnp.inf, jnp.inf, (2,))
+
+
+class UnboundedActions(Echo):
+    """Its actions have no bounds, one said by an infinity and one by the largest float32."""
+
+    def action_space(self, params=None):
+        return spaces.Box(-jnp.inf, jnp.finfo(jnp.float32).max, (2,))
+
+
+class Drift(Probe):
+    """Observations far from 0: one about 5, drawn at the reset, and 10,000 + the steps done. Rewards 1, 2, 3."""
+
+    length = 3
+    num_features = 2
+
+    def reset_env(self, key, params):
+        state = State(sign=jax.random.normal(key), time=jnp.zeros((), jnp.int32))
+        return self.observation(state), state
+
+    def observation(self, state):
+        return jnp.stack([5.0 + 2.0 * state.sign, 10_000.0 + jnp.float32(state.time)])
+
+    def reward(self, state, action):
+        return jnp.float32(state.time + 1)
+
+
 class TupleObservation(Probe):
     """Its observation space is one that is not supported."""
 
@@ -176,5 +234,5 @@ class TupleObservation(Probe):
 def register() -> None:
     """Makes them known to gymnax as `<class>-test`."""
     classes = [ConstantReward, ObservationReward, DelayedReward, ActionReward, ObservationActionReward]
-    for cls in [*classes, Endless, Counter, TupleObservation]:
+    for cls in [*classes, Endless, Counter, Echo, UnboundedActions, Drift, TupleObservation]:
         gymnax.register(f"{cls.__name__}-test", cls)

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+UNBOUNDED = 1e30  # spaces say "no bound" by an infinity or by the largest float32
+
 
 class EnvStep(NamedTuple):
     """One step of one environment."""
@@ -30,6 +32,19 @@ class EnvStep(NamedTuple):
     final_obs: jax.Array  # [O] float32, of the true successor, before any reset
 
 
+class Discrete(NamedTuple):
+    """One action of `num_actions`, () int32."""
+
+    num_actions: int
+
+
+class Box(NamedTuple):
+    """D real numbers between bounds (infinite where there are none), [D] float32."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Env:
     """An environment: its sizes, and `reset` and `step` for one copy of it (vmap them for more).
@@ -37,14 +52,14 @@ class Env:
     Attributes:
       name: as registered.
       num_features: O, the length of a flattened observation.
-      num_actions: A.
+      actions: what `step` takes.
       reset: key -> (obs [O], state).
       step: (key, state, action) -> EnvStep; resets by itself at an episode's end.
     """
 
     name: str
     num_features: int
-    num_actions: int
+    actions: Discrete | Box
     reset: Callable[[jax.Array], tuple[jax.Array, Any]]
     step: Callable[[jax.Array, Any, jax.Array], EnvStep]
 
@@ -63,12 +78,8 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
     """
     # The first call may come from within a program that is being traced: what is built here must not belong to it.
     with jax.ensure_compile_time_eval():
-        from gymnax.environments import spaces
-
         env, params = _construct(name, dict(env_params))
-        action_space = env.action_space(params)
-        if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"config.env = {name!r}: its actions are {action_space!r}; supported: Discrete")
+        actions, unflatten = _actions(name, env.action_space(params))
         flatten = _flattener(name, env.observation_space(params))
 
     def reset(key: jax.Array) -> tuple[jax.Array, Any]:
@@ -76,7 +87,7 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
         return flatten(obs), _strong(state)
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> EnvStep:
-        obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
+        obs, state, reward, terminated, truncated, info = env.step(key, state, unflatten(action), params)
         return EnvStep(
             obs=flatten(obs),
             state=_strong(state),
@@ -89,7 +100,7 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
     return Env(
         name=name,
         num_features=jax.eval_shape(reset, jax.random.key(0))[0].shape[0],
-        num_actions=int(action_space.n),
+        actions=actions,
         reset=reset,
         step=step,
     )
@@ -131,6 +142,22 @@ def _like(default: Any, value: Any, what: str) -> Any:
     if array.shape != np.shape(default):
         raise ValueError(f"{what}: must have shape {np.shape(default)}")
     return jnp.asarray(value, jnp.result_type(default)) if array.ndim else value
+
+
+def _actions(name: str, space: Any) -> tuple[Discrete | Box, Callable[[jax.Array], Any]]:
+    """What `step` takes for this action space, and how it becomes what the environment takes."""
+    from gymnax.environments import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n)), lambda action: action
+    if isinstance(space, spaces.Box):
+        bounds = (np.broadcast_to(np.asarray(bound, np.float64), space.shape) for bound in (space.low, space.high))
+        low, high = (np.where(np.abs(bound) < UNBOUNDED, bound, np.copysign(np.inf, bound)) for bound in bounds)
+        if not (low < high).all():
+            raise ValueError(f"config.env = {name!r}: its actions are {space!r}; each low must be below its high")
+        shape = space.shape
+        return Box(tuple(low.ravel().tolist()), tuple(high.ravel().tolist())), lambda action: action.reshape(shape)
+    raise ValueError(f"config.env = {name!r}: its actions are {space!r}; supported: Discrete, Box")
 
 
 def _flattener(name: str, space: Any) -> Callable[[Any], jax.Array]:

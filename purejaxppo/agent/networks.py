@@ -1,15 +1,15 @@
-"""The actor-critic, and the distribution that its outputs stand for."""
+"""The actor-critic: observation -> parameters of the action distribution, and value."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
-import distrax
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
 
 from purejaxppo import ops
+from purejaxppo.agent import distributions
 from purejaxppo.agent.envs import Env
 from purejaxppo.config import Config
 
@@ -61,23 +61,30 @@ class ActorCritic(nn.Module):
       hidden_sizes: widths of the hidden layers.
       activation: name of a function in `jax.nn`.
       shared_trunk: whether both use the same hidden layers.
-      num_actions: A.
+      actions: the kind of action distribution.
     """
 
     hidden_sizes: tuple[int, ...]
     activation: str
     shared_trunk: bool
-    num_actions: int
+    actions: distributions.Kind
 
     def setup(self) -> None:
         self.actor_trunk = Trunk(self.hidden_sizes, self.activation)
         self.critic_trunk = self.actor_trunk if self.shared_trunk else Trunk(self.hidden_sizes, self.activation)
-        self.actor_head = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
+        has_std = isinstance(self.actions, distributions.Normal)
+        num_outputs = self.actions.num_params // (1 + has_std)
+        self.actor_head = nn.Dense(num_outputs, kernel_init=orthogonal(0.01))
+        self.actor_log_std = self.param("actor_log_std", nn.initializers.zeros, (num_outputs,)) if has_std else None
         self.critic_head = nn.Dense(1, kernel_init=orthogonal(1.0))
 
     def policy(self, obs: jax.Array) -> jax.Array:
-        """obs [..., O] -> parameters of the action distribution [..., P]: logits, P = A."""
-        return self.actor_head(self.actor_trunk(obs))
+        """obs [..., O] -> parameters of the action distribution [..., P]."""
+        outputs = self.actor_head(self.actor_trunk(obs))
+        if self.actor_log_std is None:
+            return outputs
+        log_std = jnp.clip(self.actor_log_std, distributions.MIN_LOG_STD, distributions.MAX_LOG_STD)
+        return jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
 
     def value(self, obs: jax.Array) -> jax.Array:
         """obs [..., O] -> value [...]."""
@@ -90,7 +97,17 @@ class ActorCritic(nn.Module):
 
 def make(config: Config, env: Env) -> ActorCritic:
     """The network of this config for this environment."""
-    return ActorCritic(config.hidden_sizes, config.activation, config.shared_trunk, env.num_actions)
+    actions = distributions.make(config, env.name, env.actions)
+    return ActorCritic(config.hidden_sizes, config.activation, config.shared_trunk, actions)
+
+
+def init(network: ActorCritic, key: jax.Array, obs: jax.Array, log_std_init: jax.typing.ArrayLike) -> Any:
+    """The parameters at the start of a run, from observations [..., O] of any value."""
+    params = network.init(key, obs)
+    leaves = params["params"]
+    if "actor_log_std" in leaves:
+        leaves = leaves | {"actor_log_std": jnp.full_like(leaves["actor_log_std"], log_std_init)}
+    return {"params": leaves}
 
 
 def policy(network: ActorCritic, params: Any, obs: jax.Array) -> jax.Array:
@@ -103,25 +120,23 @@ def value(network: ActorCritic, params: Any, obs: jax.Array) -> jax.Array:
     return cast(jax.Array, network.apply(params, obs, method="value"))
 
 
-def distribution(dist_params: jax.Array) -> distrax.Categorical:
-    """dist_params [..., P] -> the action distribution, batch shape [...]."""
-    return distrax.Categorical(logits=dist_params)
+def normalize(obs_stats: Any, obs: jax.Array) -> jax.Array:
+    """A raw observation [..., O] as the networks see it: its standard score, or itself where obs_stats is ()."""
+    return obs if obs_stats == () else ops.standard_score(obs_stats, obs)
 
 
-def kl(old_dist_params: jax.Array, new_dist_params: jax.Array) -> jax.Array:
-    """The exact KL(old || new) of the distributions of two [..., P], [...] float32, nats."""
-    return ops.kl_categorical(old_dist_params, new_dist_params)
+def act(
+    network: ActorCritic, params: Any, obs_stats: Any, obs: jax.Array, noise: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """An action on raw observations, the one way to act in training, in evaluation and after.
 
+    Args:
+      obs: [..., O] float32, raw.
+      noise: [..., noise] float32 from `network.actions.draw_noise`; 0 gives the most likely action.
 
-def draw_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """All the noise of a rollout in one draw, [..., P] for `sample`: standard Gumbel."""
-    return jax.random.gumbel(key, shape)
-
-
-def sample(dist_params: jax.Array, noise: jax.Array) -> jax.Array:
-    """An action [...] int32 from the distribution of `dist_params` [..., P], by its `noise` [..., P].
-
-    argmax(logits + Gumbel noise) is an exact categorical sample. Zero noise gives the mode. NaN logits give a valid
-    action, so a diverged run goes on and `Metrics.all_finite` reports it.
+    Returns:
+      Parameters of the action distribution [..., P], and the action as it is drawn; the environment is to be given
+      `network.actions.to_env(action)`.
     """
-    return jnp.argmax(dist_params + noise, axis=-1).astype(jnp.int32)
+    dist_params = policy(network, params, normalize(obs_stats, obs))
+    return dist_params, network.actions.sample(dist_params, noise)

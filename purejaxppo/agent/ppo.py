@@ -149,11 +149,11 @@ def loss(
     if config.normalize_advantages:
         advantages = ops.standardize(advantages)
     dist_params = networks.policy(network, params, minibatch.obs)
-    policy = networks.distribution(dist_params)
+    policy = network.actions.distribution(dist_params)
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
     policy_loss = -jnp.mean(ops.clipped_surrogate(log_ratio, advantages, hparams.clip_eps))
     if config.kl_penalty:
-        policy_loss += kl_coef * jnp.mean(networks.kl(minibatch.dist_params, dist_params))
+        policy_loss += kl_coef * jnp.mean(network.actions.kl(minibatch.dist_params, dist_params))
     value_loss = fit_loss(params, hparams, network, minibatch)
     total = policy_loss + hparams.vf_coef * value_loss - hparams.ent_coef * jnp.mean(policy.entropy())
     return total, (policy_loss, value_loss)
@@ -168,11 +168,11 @@ def fit_loss(params: Any, hparams: HParams, network: networks.ActorCritic, minib
 def diagnose(hparams: HParams, network: networks.ActorCritic, params: Any, batch: Batch) -> Diagnostics:
     """How far the policy of `params` has moved from the one that collected the batch."""
     dist_params = networks.policy(network, params, batch.obs)
-    policy = networks.distribution(dist_params)
+    policy = network.actions.distribution(dist_params)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     return Diagnostics(
         entropy=jnp.mean(policy.entropy()),
         approx_kl=jnp.mean(ops.kl_k3(log_ratio)),
-        exact_kl=jnp.mean(networks.kl(batch.dist_params, dist_params)),
+        exact_kl=jnp.mean(network.actions.kl(batch.dist_params, dist_params)),
         clip_fraction=jnp.mean(ops.clip_fraction(log_ratio, hparams.clip_eps)),
     )

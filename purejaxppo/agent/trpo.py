@@ -73,8 +73,9 @@ def policy_step(
 
     def evaluate(actor: Any) -> tuple[jax.Array, jax.Array]:
         dist_params = networks.policy(network, _joined(actor, critic), batch.obs)
-        log_ratio = networks.distribution(dist_params).log_prob(batch.action) - batch.log_prob
-        return jnp.mean(ops.surrogate(log_ratio, advantages)), jnp.mean(networks.kl(batch.dist_params, dist_params))
+        log_ratio = network.actions.distribution(dist_params).log_prob(batch.action) - batch.log_prob
+        kl = network.actions.kl(batch.dist_params, dist_params)
+        return jnp.mean(ops.surrogate(log_ratio, advantages)), jnp.mean(kl)
 
     gradient = jax.grad(lambda actor: evaluate(actor)[0])(actor)
 

@@ -3,16 +3,15 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from purejaxppo.agent import networks
+from purejaxppo.agent import distributions, networks
 
 
 @functools.cache
 def network(shared_trunk=False, activation="tanh", hidden_sizes=(16, 16)):
-    module = networks.ActorCritic(hidden_sizes, activation, shared_trunk, num_actions=3)
+    module = networks.ActorCritic(hidden_sizes, activation, shared_trunk, distributions.Categorical(3))
     obs = jax.random.normal(jax.random.key(1), (32, 4))
     return module, jax.jit(module.init)(jax.random.key(0), obs), obs
 
@@ -72,7 +71,7 @@ def test_layers_have_their_scales_and_zero_biases():
 
 def test_the_first_policy_is_nearly_uniform():
     module, params, obs = network()
-    probabilities = networks.distribution(networks.policy(module, params, obs)).probs
+    probabilities = distributions.Categorical(3).distribution(networks.policy(module, params, obs)).probs
     np.testing.assert_allclose(probabilities, 1 / 3, atol=0.02)
     assert np.ptp(np.asarray(probabilities)) > 0
 
@@ -104,39 +103,3 @@ def test_the_networks_are_the_documented_function():
     hidden = np.maximum(np.asarray(obs) @ np.asarray(trunk["kernel"]), 0.0)
     expected = (hidden @ np.asarray(head["kernel"]))[:, 0]
     np.testing.assert_allclose(networks.value(module, params, obs), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_samples_are_categorical():
-    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
-    noise = networks.draw_noise(jax.random.key(0), (20_000, 4))
-    actions = networks.sample(jnp.broadcast_to(jnp.log(probabilities), (20_000, 4)), noise)
-    assert (actions.dtype, actions.shape) == (jnp.int32, (20_000,))
-    counts = np.bincount(np.asarray(actions), minlength=4)
-    chi_square = ((counts - 20_000 * probabilities) ** 2 / (20_000 * probabilities)).sum()
-    assert chi_square < 16.3  # 3 degrees of freedom: p = 0.001
-
-
-def test_samples_do_not_depend_on_a_shift_of_the_logits():
-    noise = networks.draw_noise(jax.random.key(0), (1000, 3))
-    logits = jnp.array([0.5, -0.5, 0.0])
-    np.testing.assert_array_equal(networks.sample(logits, noise), networks.sample(logits + 4.0, noise))
-
-
-def test_zero_noise_gives_the_mode():
-    logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [-3.0, -2.0, -1.0]])
-    np.testing.assert_array_equal(networks.sample(logits, jnp.zeros((3, 3))), [1, 0, 2])
-
-
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-@pytest.mark.parametrize("logits", [[np.nan] * 3, [0.0, np.nan, 0.0], [np.inf, -np.inf, 0.0], [np.inf] * 3])
-def test_invalid_logits_give_a_valid_action(logits, transform):
-    noise = networks.draw_noise(jax.random.key(0), (50, 3))
-    actions = np.asarray(transform(networks.sample)(jnp.broadcast_to(jnp.array(logits), (50, 3)), noise))
-    assert ((actions >= 0) & (actions < 3)).all()
-
-
-def test_noise_is_standard_gumbel():
-    noise = np.asarray(networks.draw_noise(jax.random.key(0), (100_000,)), np.float64)
-    assert np.isfinite(noise).all()
-    np.testing.assert_allclose(noise.mean(), np.euler_gamma, atol=0.02)
-    np.testing.assert_allclose(noise.var(), np.pi**2 / 6, rtol=0.03)
