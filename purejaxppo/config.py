@@ -22,7 +22,7 @@ ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "algorithm": ("ppo", "trpo"),
     "activation": ACTIVATIONS,
-    "network": ("mlp",),
+    "network": ("mlp", "cnn"),
 }
 
 TRPO_REFUSES = {
@@ -47,7 +47,7 @@ class Config:
       num_minibatches: minibatches in an epoch; divides num_envs * num_steps.
       hidden_sizes: widths of the hidden layers of actor and critic.
       activation: nonlinearity of the hidden layers.
-      network: kind of network; "mlp".
+      network: kind of network; "mlp", or "cnn": a convolution of 3 x 3 before the hidden layers.
       shared_trunk: whether actor and critic share their hidden layers.
       normalize_advantages: standardise the advantages within each minibatch.
       normalize_observations: give the networks standard scores: each feature by its mean and standard deviation over

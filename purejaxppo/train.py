@@ -38,7 +38,7 @@ def init(config: Config, hparams: HParams, key: jax.Array) -> TrainState:
     _check_key(key)
     env, network = _parts(config)
     network_key, reset_key, run_key = jax.random.split(key, 3)
-    if isinstance(env.actions, envs.Discrete):
+    if not isinstance(env.actions, envs.Box):
         check_default("log_std_init", hparams, f"continuous actions, and those of {env.name} are discrete")
     obs, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, config.num_envs))
     params = networks.init(network, network_key, obs, as_float32(hparams).log_std_init)
@@ -47,7 +47,7 @@ def init(config: Config, hparams: HParams, key: jax.Array) -> TrainState:
         opt_state=ppo.make_optimizer(hparams, hparams.learning_rate).init(params),
         env_state=env_state,
         obs=obs,
-        obs_stats=first_stats(obs) if config.normalize_observations else (),
+        obs_stats=first_stats(network.features(obs)) if config.normalize_observations else (),
         reward_stats=ops.Moments(*jnp.zeros(3)) if config.normalize_rewards else (),
         discounted_sum=jnp.zeros(config.num_envs, jnp.float32) if config.normalize_rewards else (),
         episode_return=jnp.zeros(config.num_envs, jnp.float32),

@@ -90,7 +90,7 @@ def test_optimiser_steps_fit_in_int32():
         ("algorithm", "ppo2", "did you mean 'ppo'"),
         ("algorithm", "tropo", "did you mean 'trpo'"),
         ("algorithm", "TRPO", "'trpo'"),
-        ("network", "cnn", "mlp"),
+        ("network", "ccn", "did you mean 'cnn'"),
     ],
 )
 def test_unknown_choices_list_what_is_allowed(field, value, hint):

@@ -90,3 +90,11 @@ def test_an_action_that_is_a_number(squash):
     best = jnp.array([0.5, 1.0])
     _, actions = jax.vmap(lambda params: networks.act(network, params, (), best, jnp.zeros(2)))(state.params)
     np.testing.assert_allclose(network.actions.to_env(actions), np.tile(best, (NUM_SEEDS, 1)), atol=0.2)
+
+
+def test_two_actions_at_once_on_observations_in_parts():
+    sizes = {"num_envs": 8, "num_steps": 8, "num_epochs": 4, "num_minibatches": 2, "hidden_sizes": (16,)}
+    config = ppo.Config(env="Nested-test", total_timesteps=60 * 64, **sizes)
+    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
+    _, metrics = jax.jit(jax.vmap(functools.partial(ppo.train, config), (None, 0)))(HPARAMS, keys)
+    assert (metrics.episode_return[:, -10:].mean(-1) > 1.8).all()

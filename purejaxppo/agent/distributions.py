@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from purejaxppo import ops
-from purejaxppo.agent.envs import Box, Discrete
+from purejaxppo.agent.envs import Box, Discrete, MultiDiscrete
 from purejaxppo.config import Config
 
 # The policy keeps its log standard deviations in here, where float32 still tells an action from the mean.
@@ -54,6 +54,57 @@ class Categorical:
     def to_env(self, action: jax.Array) -> jax.Array:
         """The action itself."""
         return action
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiCategorical:
+    """One of `sizes[d]` for each component d; dist_params are all logits in turn; an action is [..., D] int32."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def num_params(self) -> int:
+        return sum(self.sizes)
+
+    def components(self, dist_params: jax.Array) -> list[jax.Array]:
+        """The logits of each component."""
+        return jnp.split(dist_params, np.cumsum(self.sizes)[:-1], axis=-1)
+
+    def distribution(self, dist_params: jax.Array) -> "Components":
+        """dist_params [..., P] -> log_prob(action) and entropy(), both summed over the components, [...], nats."""
+        return Components([distrax.Categorical(logits=logits) for logits in self.components(dist_params)])
+
+    def kl(self, old_dist_params: jax.Array, new_dist_params: jax.Array) -> jax.Array:
+        """The exact KL(old || new) of two [..., P], [...] float32, nats."""
+        pairs = zip(self.components(old_dist_params), self.components(new_dist_params), strict=True)
+        return jnp.stack([ops.kl_categorical(old, new) for old, new in pairs]).sum(0)
+
+    def draw_noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """All the noise of a rollout in one draw, [*shape, P] standard Gumbel."""
+        return jax.random.gumbel(key, (*shape, self.num_params))
+
+    def sample(self, dist_params: jax.Array, noise: jax.Array) -> jax.Array:
+        """As of `Categorical`, each component by itself, [..., D] int32."""
+        perturbed = self.components(dist_params + noise)
+        return jnp.stack([jnp.argmax(logits, axis=-1) for logits in perturbed], axis=-1).astype(jnp.int32)
+
+    def to_env(self, action: jax.Array) -> jax.Array:
+        """The action itself."""
+        return action
+
+
+class Components(NamedTuple):
+    """Independent categorical choices made at once."""
+
+    parts: list[distrax.Categorical]
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """[..., D] -> [...], the sum over the components."""
+        return jnp.stack([part.log_prob(action[..., d]) for d, part in enumerate(self.parts)]).sum(0)
+
+    def entropy(self) -> jax.Array:
+        """[...], the sum over the components."""
+        return jnp.stack([part.entropy() for part in self.parts]).sum(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,19 +186,21 @@ class Squashed(NamedTuple):
         return jnp.sum(distrax.Normal(self.mean, std).entropy() + slope, axis=-1)
 
 
-Kind = Categorical | Normal | TanhNormal
+Kind = Categorical | MultiCategorical | Normal | TanhNormal
 
 
-def make(config: Config, name: str, actions: Discrete | Box) -> Kind:
+def make(config: Config, name: str, actions: Discrete | MultiDiscrete | Box) -> Kind:
     """The distribution of this config for the actions of the environment `name`.
 
     Raises:
       ValueError: for `squash` or `rescale_actions` where there are no bounds to map onto.
     """
     mapped = next((field for field in ("squash", "rescale_actions") if getattr(config, field)), None)
-    if isinstance(actions, Discrete):
+    if not isinstance(actions, Box):
         if mapped:
             raise ValueError(f"config.{mapped} = True: {name} has discrete actions; allowed with bounded Box actions")
+        if isinstance(actions, MultiDiscrete):
+            return MultiCategorical(actions.sizes)
         return Categorical(actions.num_actions)
     if mapped and not np.isfinite([*actions.low, *actions.high]).all():
         raise ValueError(f"config.{mapped} = True: {name} has unbounded actions; allowed with bounded Box actions")

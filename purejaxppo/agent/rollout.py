@@ -76,7 +76,7 @@ def collect(
         episode_length=episode_length,
     )
     if config.normalize_observations:
-        samples = obs.reshape(config.batch_size, -1)
+        samples = network.features(obs).reshape(config.batch_size, -1)
         state = state._replace(obs_stats=ops.merge_moments(state.obs_stats, ops.moments(samples)))
     env_state, obs, episode_return, episode_length = carry
     state = state._replace(env_state=env_state, obs=obs, episode_return=episode_return, episode_length=episode_length)

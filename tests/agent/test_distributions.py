@@ -60,6 +60,31 @@ def test_noise_is_standard_gumbel():
     np.testing.assert_allclose(noise.var(), np.pi**2 / 6, rtol=0.03)
 
 
+# Several choices at once
+
+MULTI = distributions.MultiCategorical((2, 3))
+LOGITS = jnp.log(jnp.array([0.3, 0.7, 0.2, 0.5, 0.3])) + jnp.array([4.0, 4.0, -1.0, -1.0, -1.0])
+
+
+def test_choices_at_once_are_independent():
+    """Every pair of choices has the product of its probabilities."""
+    actions = MULTI.sample(LOGITS, MULTI.draw_noise(jax.random.key(0), (30_000,)))
+    assert (actions.dtype, actions.shape) == (jnp.int32, (30_000, 2))
+    expected = np.outer([0.3, 0.7], [0.2, 0.5, 0.3]) * 30_000
+    counts = np.histogram2d(*np.asarray(actions).T, bins=[2, 3], range=[[0, 2], [0, 3]])[0]
+    assert ((counts - expected) ** 2 / expected).sum() < 20.5  # 5 degrees of freedom: p = 0.001
+    np.testing.assert_array_equal(MULTI.sample(LOGITS, jnp.zeros(5)), [1, 1])
+
+
+def test_choices_at_once_add_their_log_probabilities_entropies_and_kls():
+    policy = MULTI.distribution(LOGITS)
+    np.testing.assert_allclose(policy.log_prob(jnp.array([0, 2])), np.log(0.3 * 0.3), rtol=1e-5)
+    expected = scipy.stats.entropy([0.3, 0.7]) + scipy.stats.entropy([0.2, 0.5, 0.3])
+    np.testing.assert_allclose(policy.entropy(), expected, rtol=1e-5)
+    kl = scipy.stats.entropy([0.3, 0.7], [0.5, 0.5]) + scipy.stats.entropy([0.2, 0.5, 0.3], np.ones(3) / 3)
+    np.testing.assert_allclose(MULTI.kl(LOGITS, jnp.zeros(5)), kl, rtol=1e-5)
+
+
 # Normal
 
 

@@ -88,9 +88,41 @@ def test_missing_data_is_reported():
         envs.make("MNISTBandit-bsuite")
 
 
-def test_unsupported_observations_are_refused():
-    with pytest.raises(ValueError, match=r"^config\.env = 'TupleObservation-test': its observations are Tuple.*Box"):
-        envs.make("TupleObservation-test")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("OtherSpaces-test", "its observations are .*; supported: Box, Discrete, a Dict or Tuple of them"),
+        ("OtherActions-test", "its actions are Tuple.*; supported: Discrete, a Tuple of them, Box"),
+        ("WrongMask-test", "its action mask has 2 entries; it must have 3"),
+    ],
+)
+def test_unsupported_spaces_are_refused(name, reason):
+    with pytest.raises(ValueError, match=rf"^config\.env = '{name}': {reason}$"):
+        envs.make(name)
+
+
+@pytest.mark.parametrize("name", ["Nested-test", "Vector-test"])
+def test_observations_in_parts_are_flattened_and_actions_put_together(name):
+    env = envs.make(name)
+    assert (env.num_features, env.obs_shape, env.actions) == (8, (8,), envs.MultiDiscrete((2, 3)))
+    obs, state = env.reset(jax.random.key(0))
+    positive = int(state.sign > 0)
+    np.testing.assert_array_equal(obs, [*np.eye(4)[3 * positive], state.sign, 7, *np.eye(2)[positive]])
+    for action, reward in (([positive, 2], 2), ([1 - positive, 2], 1), ([1 - positive, 0], 0)):
+        assert env.step(jax.random.key(1), state, jnp.array(action)).reward == reward
+
+
+def test_an_action_mask_stands_at_the_end_of_an_observation():
+    env = envs.make("Masked-test")
+    assert (env.num_features, env.obs_shape, env.num_masked) == (4, (1,), 3)
+    obs, state = env.reset(jax.random.key(0))
+    np.testing.assert_array_equal(obs, [100 + state.sign, *([1, 1, 0] if state.sign > 0 else [0, 1, 1])])
+
+
+def test_images_keep_their_shape_beside_the_flat_observation():
+    assert envs.make("Breakout-MinAtar").obs_shape == (10, 10, 4)
+    assert envs.make("Catch-bsuite").obs_shape == (10, 5)
+    assert envs.make("FrozenLake-misc").obs_shape == (16,)
 
 
 @pytest.mark.parametrize(
