@@ -22,7 +22,7 @@ ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "algorithm": ("ppo", "trpo"),
     "activation": ACTIVATIONS,
-    "network": ("mlp", "cnn"),
+    "network": ("mlp", "cnn", "gru"),
 }
 
 TRPO_REFUSES = {
@@ -47,7 +47,8 @@ class Config:
       num_minibatches: minibatches in an epoch; divides num_envs * num_steps.
       hidden_sizes: widths of the hidden layers of actor and critic.
       activation: nonlinearity of the hidden layers.
-      network: kind of network; "mlp", or "cnn": a convolution of 3 x 3 before the hidden layers.
+      network: kind of network: "mlp"; "cnn", with a convolution of 3 x 3 before the hidden layers; or "gru", whose last
+        hidden layer is a gated recurrent unit, and whose minibatches are of whole environments.
       shared_trunk: whether actor and critic share their hidden layers.
       normalize_advantages: standardise the advantages within each minibatch.
       normalize_observations: give the networks standard scores: each feature by its mean and standard deviation over
@@ -108,6 +109,13 @@ class Config:
             for name, why in TRPO_REFUSES.items():
                 if getattr(self, name):
                     raise ValueError(f"config.{name} = True: must be false with algorithm = 'trpo': {why}")
+        if self.network == "gru" and self.shared_trunk:
+            raise ValueError("config.shared_trunk = True: must be false with network = 'gru'")
+        if self.network == "gru" and self.num_envs % self.num_minibatches:
+            raise ValueError(
+                f"config.num_minibatches = {self.num_minibatches}: must divide num_envs = {self.num_envs} "
+                "with network = 'gru', whose minibatches are of whole environments"
+            )
         if self.squash and self.rescale_actions:
             raise ValueError("config.rescale_actions = True: must be false with squash = true, which does so itself")
         if self.batch_size % self.num_minibatches:
@@ -134,6 +142,11 @@ class Config:
     def minibatch_size(self) -> int:
         """Samples of one optimiser step."""
         return self.batch_size // self.num_minibatches
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that each epoch shuffles: the samples, or the environments for a recurrent network."""
+        return self.num_envs if self.network == "gru" else self.batch_size
 
     @property
     def num_updates(self) -> int:

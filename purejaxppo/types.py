@@ -11,6 +11,13 @@ import jax
 import optax
 
 
+class Memory(NamedTuple):
+    """What a recurrent network carries from step to step, `H` numbers; () and () without one."""
+
+    actor: Any = ()  # [N, H] float32, 0 at the start of an episode
+    critic: Any = ()  # [N, H] float32, likewise
+
+
 class Transition(NamedTuple):
     """One rollout, frozen at sampling time and never recomputed."""
 
@@ -28,7 +35,11 @@ class Transition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the policy and the critic learn from in one update."""
+    """What the policy and the critic learn from in one update.
+
+    Its rows are what is shuffled: samples; or, for a recurrent network, the stretches of whole environments, and then
+    every [B, ...] here is [N, T, ...].
+    """
 
     obs: jax.Array  # [B, O] float32, as the networks saw it
     action: jax.Array  # [B] int32, or [B, D] float32
@@ -37,6 +48,8 @@ class Batch(NamedTuple):
     value: jax.Array  # [B] float32, at sampling time
     advantages: jax.Array  # [B] float32
     value_targets: jax.Array  # [B] float32
+    memory: Memory = Memory()  # [N, H], before the first step of the rollout
+    fresh: Any = ()  # [N, T] bool, the step is the first of an episode that began within the rollout
 
 
 class TrainState(NamedTuple):
@@ -46,6 +59,7 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
     env_state: Any  # [N, ...] a leaf
     obs: jax.Array  # [N, O] float32, the next observation to act on, raw
+    memory: Memory  # to act with next
     obs_stats: Any  # ops.Moments [O] of the observations of all rollouts so far; () without normalisation
     reward_stats: Any  # ops.Moments () of the discounted sums of rewards; () without normalisation
     discounted_sum: Any  # [N] float32, of the running episodes, likewise

@@ -222,6 +222,17 @@ def test_the_natural_gradient_without_line_search_reads_no_backtrack_coef():
     assert_refused(call, "hparams.backtrack_coef = 0.8", "backtrack_iters > 0")
 
 
+def test_minibatches_of_a_recurrent_network_are_whole_environments():
+    call = lambda: ppo.Config(network="gru", num_envs=6, num_minibatches=4)  # noqa: E731
+    assert_refused(call, "config.num_minibatches = 4", "must divide num_envs = 6", "gru")
+    assert ppo.Config(network="gru", num_envs=6, num_minibatches=3, num_steps=10).num_rows == 6
+    assert ppo.Config(num_envs=6, num_minibatches=3, num_steps=10).num_rows == 60
+
+
+def test_a_recurrent_network_has_no_shared_trunk():
+    assert_refused(lambda: ppo.Config(network="gru", shared_trunk=True), "config.shared_trunk = True", "gru")
+
+
 def test_squashed_actions_are_not_rescaled_as_well():
     call = lambda: ppo.Config(squash=True, rescale_actions=True)  # noqa: E731
     assert_refused(call, "config.rescale_actions = True", "must be false", "squash")

@@ -88,7 +88,7 @@ def test_an_action_that_is_a_number(squash):
     assert metrics.all_finite.all()
     network = networks.make(config, envs.make("Echo-test"))
     best = jnp.array([0.5, 1.0])
-    _, actions = jax.vmap(lambda params: networks.act(network, params, (), best, jnp.zeros(2)))(state.params)
+    _, actions, _ = jax.vmap(lambda params: networks.act(network, params, (), best, jnp.zeros(2)))(state.params)
     np.testing.assert_allclose(network.actions.to_env(actions), np.tile(best, (NUM_SEEDS, 1)), atol=0.2)
 
 

@@ -9,7 +9,7 @@ from purejaxppo import ops
 from purejaxppo.agent import networks
 from purejaxppo.agent.envs import Env
 from purejaxppo.config import Config
-from purejaxppo.types import TrainState, Transition
+from purejaxppo.types import Memory, TrainState, Transition
 
 
 def collect(
@@ -32,9 +32,9 @@ def collect(
     step_keys = jax.random.split(step_key, shape)
 
     def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        env_state, obs, episode_return, episode_length = carry
+        env_state, obs, memory, episode_return, episode_length = carry
         noise, keys = inputs
-        dist_params, action = networks.act(network, state.params, state.obs_stats, obs, noise)
+        dist_params, action, memory = networks.act(network, state.params, state.obs_stats, obs, noise, memory)
         env_step = jax.vmap(env.step)(keys, env_state, network.actions.to_env(action))
         episode_return += env_step.reward
         episode_length += 1
@@ -42,6 +42,7 @@ def collect(
         next_carry = (
             env_step.state,
             env_step.obs,
+            networks.forget(memory, ended),
             jnp.where(ended, 0.0, episode_return),
             jnp.where(ended, 0, episode_length),
         )
@@ -57,11 +58,13 @@ def collect(
             episode_length,
         )
 
-    carry = (state.env_state, state.obs, state.episode_return, state.episode_length)
+    carry = (state.env_state, state.obs, state.memory.actor, state.episode_return, state.episode_length)
     carry, stored = jax.lax.scan(step, carry, (noise, step_keys))
     obs, action, dist_params, final_obs, reward, terminated, truncated, episode_return, episode_length = stored
     seen, final_seen = (networks.normalize(state.obs_stats, x) for x in (obs, final_obs))
-    value, next_value = networks.value(network, state.params, jnp.stack([seen, final_seen]))
+    value, next_value, critic_memory = networks.values(
+        network, state.params, seen, final_seen, terminated | truncated, state.memory.critic
+    )
     transition = Transition(
         obs=seen,
         action=action,
@@ -78,6 +81,12 @@ def collect(
     if config.normalize_observations:
         samples = network.features(obs).reshape(config.batch_size, -1)
         state = state._replace(obs_stats=ops.merge_moments(state.obs_stats, ops.moments(samples)))
-    env_state, obs, episode_return, episode_length = carry
-    state = state._replace(env_state=env_state, obs=obs, episode_return=episode_return, episode_length=episode_length)
+    env_state, obs, actor_memory, episode_return, episode_length = carry
+    state = state._replace(
+        env_state=env_state,
+        obs=obs,
+        memory=Memory(actor_memory, critic_memory),
+        episode_return=episode_return,
+        episode_length=episode_length,
+    )
     return state, transition

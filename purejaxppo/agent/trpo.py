@@ -72,7 +72,7 @@ def policy_step(
     advantages = ops.standardize(batch.advantages) if config.normalize_advantages else batch.advantages
 
     def evaluate(actor: Any) -> tuple[jax.Array, jax.Array]:
-        dist_params = networks.policy(network, _joined(actor, critic), batch.obs)
+        dist_params = networks.batch_policy(network, _joined(actor, critic), batch)
         log_ratio = network.actions.distribution(dist_params).log_prob(batch.action) - batch.log_prob
         kl = network.actions.kl(batch.dist_params, dist_params)
         return jnp.mean(ops.surrogate(log_ratio, advantages)), jnp.mean(kl)

@@ -212,7 +212,7 @@ def test_extreme_log_standard_deviations_give_finite_losses_and_gradients(squash
     params = {"params": state.params["params"] | {"actor_log_std": jnp.full(2, log_std)}}
     obs = jax.random.normal(jax.random.key(1), (64, 2))
     noise = network.actions.draw_noise(jax.random.key(2), (64,))
-    dist_params, action = networks.act(network, params, (), obs, noise)
+    dist_params, action, _ = networks.act(network, params, (), obs, noise)
     batch = ppo.Batch(
         obs=obs,
         action=action,

@@ -1,4 +1,4 @@
-"""The initialiser, the sampler, and what the actor and the critic share."""
+"""What the actor and the critic compute and share, for vectors, images and masked actions."""
 
 import dataclasses
 import functools
@@ -19,39 +19,6 @@ def network(shared_trunk=False, activation="tanh", hidden_sizes=(16, 16)):
     module = networks.ActorCritic(hidden_sizes, activation, shared_trunk, distributions.Categorical(3))
     obs = jax.random.normal(jax.random.key(1), (32, 4))
     return module, jax.jit(module.init)(jax.random.key(0), obs), obs
-
-
-@pytest.mark.parametrize("scale", [1.0, 2**0.5, 0.01])
-@pytest.mark.parametrize("shape", [(4, 64), (64, 64), (64, 2), (400, 64), (1, 16), (64, 1)])
-def test_orthogonal_matrices_are_orthogonal(shape, scale):
-    matrix = np.asarray(networks.orthogonal(scale)(jax.random.key(0), shape), np.float64)
-    assert matrix.shape == shape
-    gram = matrix @ matrix.T if shape[0] <= shape[1] else matrix.T @ matrix
-    np.testing.assert_allclose(gram / scale**2, np.eye(min(shape)), atol=1e-5)
-
-
-def test_orthogonal_matrices_are_spread_over_both_determinants_and_all_entries():
-    keys = jax.random.split(jax.random.key(0), 400)
-    matrices = np.asarray(jax.jit(jax.vmap(lambda key: networks.orthogonal(1.0)(key, (3, 3))))(keys), np.float64)
-    determinants = np.linalg.det(matrices)
-    np.testing.assert_allclose(np.abs(determinants), 1.0, atol=1e-5)
-    # 400 fair coins: standard deviation 10.
-    assert 150 < (determinants > 0).sum() < 250
-    assert ((matrices > 0).sum(0) > 150).all()
-    assert ((matrices > 0).sum(0) < 250).all()
-    # Uniform over the rotations: every entry has mean 0 and second moment 1/3 (standard error about 0.015).
-    np.testing.assert_allclose(matrices.mean(0), 0.0, atol=0.12)
-    np.testing.assert_allclose((matrices**2).mean(0), 1 / 3, atol=0.07)
-
-
-def test_the_initialiser_gives_a_run_in_a_batch_what_it_gives_alone():
-    keys = jax.random.split(jax.random.key(0), 5)
-    init = lambda key: networks.orthogonal(1.0)(key, (8, 16))  # noqa: E731
-    together = jax.jit(jax.vmap(init))(keys)
-    alone = jax.jit(init)
-    for i in range(5):
-        np.testing.assert_allclose(together[i], alone(keys[i]), atol=1e-6)
-    assert not np.allclose(together[0], together[1], atol=0.1)
 
 
 def test_layers_have_their_scales_and_zero_biases():
@@ -179,7 +146,7 @@ def test_a_forbidden_action_has_no_probability_and_is_never_sampled():
     _, _, network, state = masked()
     obs = jnp.tile(jnp.array([[101.0, 1, 1, 0], [99.0, 0, 1, 1]]), (500, 1))
     noise = network.actions.draw_noise(jax.random.key(1), (1000,))
-    dist_params, action = networks.act(network, state.params, state.obs_stats, obs, noise)
+    dist_params, action, _ = networks.act(network, state.params, state.obs_stats, obs, noise)
     policy = network.actions.distribution(dist_params)
     np.testing.assert_array_equal(policy.probs[:2] > 0, [[1, 1, 0], [0, 1, 1]])
     np.testing.assert_allclose(policy.entropy(), np.log(2), atol=0.01)
@@ -204,6 +171,6 @@ def test_a_masked_run_is_finite_and_learns_the_best_allowed_action():
     state, metrics = jax.jit(functools.partial(ppo.train, config))(hparams, jax.random.key(0))
     assert metrics.all_finite.all()
     obs = jnp.array([[101.0, 1, 1, 0], [99.0, 0, 1, 1]])
-    _, action = networks.act(network, state.params, state.obs_stats, obs, jnp.zeros((2, 3)))
+    _, action, _ = networks.act(network, state.params, state.obs_stats, obs, jnp.zeros((2, 3)))
     np.testing.assert_array_equal(action, [1, 2])
     assert (metrics.episode_return >= 0).all()  # a forbidden action would have cost 100

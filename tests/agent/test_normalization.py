@@ -155,7 +155,7 @@ def test_evaluation_acts_on_normalised_observations():
         stats = ops.Moments(jnp.ones(()), jnp.full(1, offset), jnp.ones(1))
         obs = jnp.array([[-1.0], [1.0]])
         network = networks.make(config, envs.make(config.env))
-        _, actions = networks.act(network, params, stats, obs, jnp.zeros((2, 2)))
+        _, actions, _ = networks.act(network, params, stats, obs, jnp.zeros((2, 2)))
         assert_equal(actions, jnp.argmax(networks.policy(network, params, obs - offset), -1).astype(jnp.int32))
         correct = np.asarray(actions == jnp.array([0, 1]))
         returns = np.asarray(evaluate(state._replace(params=params, obs_stats=stats)))
