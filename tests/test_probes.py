@@ -77,7 +77,7 @@ def test_a_time_limit_treated_as_an_end_lowers_the_value():
     np.testing.assert_allclose(values, np.full((NUM_SEEDS, 1), 2.629), atol=0.15)
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("squash", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_action_that_is_a_number(squash):
     """The reward is minus the squared distance to (0.5, 1): however the bounds are kept, the mean goes there."""
     sizes = {"num_envs": 8, "num_steps": 8, "num_epochs": 4, "num_minibatches": 2, "hidden_sizes": (16,)}

@@ -98,7 +98,7 @@ def test_the_estimates_agree_with_the_exact_kl(squash):
     np.testing.assert_allclose(np.mean(log_prob(old) - log_prob(new)), network.actions.kl(old, new)[0], rtol=0.05)
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("squash", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_trust_region_step_of_a_normal_policy_keeps_to_its_bound(squash):
     config = dataclasses.replace(CONFIG, algorithm="trpo", kl_penalty=False, squash=squash, total_timesteps=3 * 64)
     hparams = floats(ppo.HParams(max_kl=0.01, log_std_init=-0.5))
@@ -110,6 +110,7 @@ def test_a_trust_region_step_of_a_normal_policy_keeps_to_its_bound(squash):
     assert np.abs(state.params["params"]["actor_log_std"] + 0.5).max() > 0.01
 
 
+@pytest.mark.slow
 def test_the_epochs_of_a_normal_policy_stop_at_the_target():
     config = dataclasses.replace(CONFIG, kl_penalty=False, kl_early_stopping=True, num_epochs=4)
     run = jax.jit(functools.partial(ppo.train, config))

@@ -164,6 +164,7 @@ def test_the_mask_is_neither_normalised_nor_an_input():
     np.testing.assert_array_equal(*networks.value(network, state.params, seen))
 
 
+@pytest.mark.slow
 def test_a_masked_run_is_finite_and_learns_the_best_allowed_action():
     config, _, network, _ = masked()
     config = dataclasses.replace(config, total_timesteps=40 * 128)

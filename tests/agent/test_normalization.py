@@ -48,8 +48,8 @@ def test_the_first_observation_of_all_is_normalised():
 
 
 def test_a_rollout_is_normalised_by_the_statistics_that_it_started_with():
-    _, state, collect, update = program(DRIFT)
-    state, _ = update(state, HPARAMS)
+    _, state, collect, _ = program(DRIFT)
+    state, _, _ = collect(state, jax.random.key(0))
     after, transition, batch = collect(state, jax.random.key(1))
     assert differs(after.obs_stats, state.obs_stats)
     # The second feature is 10,000 + the steps of the episode so far.
@@ -88,18 +88,18 @@ def test_statistics_are_of_every_observation_acted_on():
 def test_every_ratio_is_1_before_the_first_step(changes):
     """Also with actions far outside their bounds, and far out on the tanh."""
     config = tiny(**changes)
-    network, state, collect, update = program(config)
+    network, state, collect, _ = program(config)
     if config.env == "Echo-test":
         params = {"params": state.params["params"] | {"actor_log_std": jnp.full(2, 1.5)}}
         state = state._replace(params=params)
-    for _ in range(2):
-        _, _, batch = collect(state, jax.random.key(1))
+    for key in jax.random.split(jax.random.key(1), 2):
+        after, _, batch = collect(state, key)
         if config.env == "Echo-test":
             assert np.abs(batch.action).max() > 4
         policy = network.actions.distribution(networks.policy(network, state.params, batch.obs))
         log_prob = policy.log_prob(batch.action)
         np.testing.assert_allclose(np.exp(log_prob - batch.log_prob), 1.0, atol=1e-5)
-        state, _ = update(state, HPARAMS)
+        state = after
 
 
 def test_the_environment_sees_the_clipped_action_and_the_stored_one_is_not():
@@ -162,6 +162,7 @@ def test_evaluation_acts_on_normalised_observations():
         assert set(returns) == {1.0 if right else -1.0 for right in correct}
 
 
+@pytest.mark.slow
 def test_runs_of_a_batch_have_statistics_of_their_own():
     keys = jax.random.split(jax.random.key(0), 3)
     states, metrics = jax.jit(jax.vmap(functools.partial(ppo.train, DRIFT), (None, 0)))(HPARAMS, keys)
@@ -173,7 +174,7 @@ def test_runs_of_a_batch_have_statistics_of_their_own():
     assert metrics.all_finite.all()
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_observations_that_are_not_numbers_are_reported_and_harm_no_other_run(normalize):
     """One environment of run 0 shows NaN until its first episode ends."""
     config = tiny(env="Drift-test", normalize_observations=normalize)

@@ -28,9 +28,9 @@ HPARAMS = floats(ppo.HParams(learning_rate=0.02))
 
 
 @functools.cache
-def collected(num=2, **changes):
-    """(config, env, network, states before each of `num` rollouts and after the last, transitions, batches)."""
-    config = dataclasses.replace(CONFIG, **changes)
+def collected():
+    """(config, env, network, states before each of three rollouts and after the last, transitions, batches)."""
+    config = CONFIG
     env = envs.make(config.env, config.env_params)
     network = networks.make(config, env)
 
@@ -45,7 +45,7 @@ def collected(num=2, **changes):
     params = {"params": states[0].params["params"] | {"actor_head": head | {"kernel": head["kernel"] * 100}}}
     states[0] = states[0]._replace(params=params)
     transitions, batches = [], []
-    for key in jax.random.split(jax.random.key(1), num):
+    for key in jax.random.split(jax.random.key(1), 3):
         state, transition, batch = collect(states[-1], key)
         states.append(state)
         transitions.append(transition)
@@ -93,7 +93,7 @@ def test_the_value_of_the_true_successor_remembers_the_episode():
     done = np.concatenate([x.terminated | x.truncated for x in transitions])
     inside = ~done[:7]  # within the first rollout, whose statistics both steps share
     np.testing.assert_allclose(next_values[:7][inside], values[1:8][inside], atol=1e-5)
-    np.testing.assert_array_equal(np.flatnonzero(done[:, 0]), [4, 9, 14])
+    np.testing.assert_array_equal(np.flatnonzero(done[:, 0]), [4, 9, 14, 19])
     _, memories, _ = replayed(network, states[0].params, "value", transitions)
     counted = transitions[0].obs[4] + (transitions[0].obs[1] - transitions[0].obs[0])  # one step later
     expected, _ = network.apply(states[0].params, counted, memories[4], method="value")
@@ -102,7 +102,7 @@ def test_the_value_of_the_true_successor_remembers_the_episode():
 
 
 def test_log_probabilities_at_learning_are_those_at_sampling_across_an_episodes_end():
-    _, _, network, states, _, batches = collected(3)
+    _, _, network, states, _, batches = collected()
     for state, batch in zip(states, batches, strict=False):
         assert batch.obs.shape == (4, 8, 2)
         assert batch.fresh.any()
@@ -115,7 +115,7 @@ def test_log_probabilities_at_learning_are_those_at_sampling_across_an_episodes_
 @pytest.mark.parametrize("broken", ["memory", "fresh", "late"])
 def test_learning_notices_a_wrong_memory(broken):
     """The test above would fail without the stored memory, without the resets, or with them one step late."""
-    _, _, network, states, _, batches = collected(3)
+    _, _, network, states, _, batches = collected()
     batch = batches[1]
     wrong = {
         "memory": batch._replace(memory=jax.tree.map(jnp.zeros_like, batch.memory)),
