@@ -14,6 +14,7 @@ MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in R
 LAYERS = [
     ["types", "config", "ops", "devices", "estimates"],
     ["agent/__init__", "agent/envs"],
+    ["agent/distributions", "agent/layers"],
     ["agent/networks"],
     ["agent/rollout"],
     ["agent/ppo"],
