@@ -36,12 +36,10 @@ def init(config: Config, hparams: HParams, key: jax.Array) -> TrainState:
 
     Args and Raises: as `train`.
     """
-    check_hparams(config, hparams)
+    check(config, hparams)
     _check_key(key)
     env, network = _parts(config)
     network_key, reset_key, run_key = jax.random.split(key, 3)
-    if not isinstance(env.actions, envs.Box):
-        check_default("log_std_init", hparams, f"continuous actions, and those of {env.name} are discrete")
     obs, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, config.num_envs))
     params = networks.init(network, network_key, obs, as_float32(hparams).log_std_init)
     return TrainState(
@@ -59,6 +57,22 @@ def init(config: Config, hparams: HParams, key: jax.Array) -> TrainState:
         key=run_key,
         update_index=jnp.zeros((), jnp.int32),
     )
+
+
+def check(config: Config, hparams: HParams) -> None:
+    """Refuses settings that are invalid by themselves, together, or for the environment.
+
+    Args:
+      config: static settings.
+      hparams: concrete ones, of one run or with a run axis; traced values pass.
+
+    Raises:
+      ValueError: naming the field, its value and what is allowed.
+    """
+    check_hparams(config, hparams)
+    env, _ = _parts(config)
+    if not isinstance(env.actions, envs.Box):
+        check_default("log_std_init", hparams, f"continuous actions, and those of {env.name} are discrete")
 
 
 def run(config: Config, hparams: HParams, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:

@@ -12,6 +12,7 @@ import pytest
 
 import purejaxppo as ppo
 from purejaxppo import devices as devices_module
+from purejaxppo import plan as plan_module
 from tests.helpers import assert_close, assert_equal, differs, leaves, run_python, tiny
 
 engine = importlib.import_module("purejaxppo.sweep")
@@ -82,7 +83,7 @@ def test_invalid_settings_are_refused_before_anything_is_compiled(config, hparam
 
 
 def test_a_hyperparameter_that_only_some_configs_read_is_allowed():
-    engine.make_plan([CONFIG, tiny(algorithm="trpo")], ppo.HParams(max_kl=[0.02, 0.03]), 2)
+    plan_module.make_plan([CONFIG, tiny(algorithm="trpo")], ppo.HParams(max_kl=[0.02, 0.03]), 2)
 
 
 # The runs
@@ -142,7 +143,7 @@ def test_the_numbers_of_a_sweep_are_those_of_its_state(swept):
 @pytest.mark.parametrize(("num_runs", "cpu_width"), [(1, 8), (3, 8), (5, 2)])
 def test_padding_reaches_no_result(num_runs, cpu_width, reference, monkeypatch):
     """One run on one device; three on two devices of two; five in blocks of two on two devices of four."""
-    monkeypatch.setattr(engine, "CPU_WIDTH", cpu_width)
+    monkeypatch.setattr(plan_module, "CPU_WIDTH", cpu_width)
     result = ppo.sweep(CONFIG, ppo.HParams(ent_coef=0.01, learning_rate=0.01), num_runs, seed=5, keep_state=True)
     state, metrics = reference(1, num_runs)
     assert_close(result.metrics, metrics, rtol=1e-3, atol=1e-4)
@@ -167,14 +168,14 @@ def test_segments_of_unequal_length_are_the_same_runs(swept, monkeypatch):
 def in_one_chunk():
     """Blocks of two runs, so that a sweep of few runs has many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "CPU_WIDTH", 2)
+        patch.setattr(plan_module, "CPU_WIDTH", 2)
         return ppo.sweep(CONFIG, GRID, num_seeds=9, seed=5, chunk_size=1000, keep_state=True)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 4, 5, 8, 17])
 def test_the_chunk_size_changes_no_bit(chunk_size, in_one_chunk, monkeypatch):
     """Eighteen runs in eighteen, six, five, four, three and two chunks, full ones or padded."""
-    monkeypatch.setattr(engine, "CPU_WIDTH", 2)
+    monkeypatch.setattr(plan_module, "CPU_WIDTH", 2)
     result = ppo.sweep(CONFIG, GRID, num_seeds=9, seed=5, chunk_size=chunk_size, keep_state=True)
     assert len(in_one_chunk.plan.places) == 1
     assert len(result.plan.places) == -(-18 // chunk_size)
@@ -225,7 +226,7 @@ def test_groups_come_back_in_the_order_of_the_settings(swept):
 @pytest.mark.parametrize("num_runs", [1, 2, 7, 16, 17, 33, 100, 128, 129, 1000, 5000])
 @pytest.mark.parametrize("chunk_size", [None, 1, 10, 128, 10_000])
 def test_a_plan_holds_every_run_once(num_runs, chunk_size):
-    plan = engine.make_plan(CONFIG, ppo.HParams(), num_runs, chunk_size=chunk_size)
+    plan = plan_module.make_plan(CONFIG, ppo.HParams(), num_runs, chunk_size=chunk_size)
     (group,) = plan.groups
     np.testing.assert_array_equal(np.concatenate([runs for _, runs in plan.places]), np.arange(num_runs))
     assert max(len(runs) for _, runs in plan.places) == group.chunk_size <= group.shape.num_runs
@@ -237,7 +238,7 @@ def test_a_plan_holds_every_run_once(num_runs, chunk_size):
 
 
 def test_a_chunk_has_what_its_numbers_depend_on():
-    plan = engine.make_plan(CONFIG, GRID, 5, seed=3, chunk_size=4)
+    plan = plan_module.make_plan(CONFIG, GRID, 5, seed=3, chunk_size=4)
     chunk = plan.chunk(1)  # runs 4 to 7: the last seed of the first setting, three of the second
     np.testing.assert_array_equal(chunk.seeds, [4, 0, 1, 2])
     np.testing.assert_allclose(chunk.hparams.learning_rate, [0.01, 0.02, 0.02, 0.02], rtol=1e-6)
@@ -250,7 +251,7 @@ def test_a_plan_shrinks_until_its_programs_fit(most, monkeypatch):
     program = lambda config, shape: engine.Program(None, {}, shape.num_runs // shape.num_devices)  # noqa: E731
     monkeypatch.setattr(engine, "compile_program", program)
     monkeypatch.setattr(engine, "_rough_num_bytes", lambda config, shape: INF)
-    plan = engine.make_plan(CONFIG, GRID, 500, chunk_size=700)
+    plan = plan_module.make_plan(CONFIG, GRID, 500, chunk_size=700)
     fitted = engine.fit(plan, most)
     (group,) = fitted.groups
     assert group.shape.num_runs <= 2 * max(most, 2)  # two runs a device is the least
@@ -263,7 +264,7 @@ def test_a_plan_shrinks_until_its_programs_fit(most, monkeypatch):
 @pytest.mark.parametrize("hidden_sizes", [(8,), (64, 64)])
 def test_the_rough_number_of_bytes_is_within_a_factor_of_four(hidden_sizes):
     config = tiny(hidden_sizes=hidden_sizes, num_steps=64, total_timesteps=128)
-    shape = engine.Shape(2, 8, 2)
+    shape = plan_module.Shape(2, 8, 2)
     ratio = engine._rough_num_bytes(config, shape) / engine.compile_program(config, shape).num_bytes
     assert 1 / 4 < ratio < 4
 
@@ -272,7 +273,8 @@ EIGHT_DEVICES = """
 import jax, numpy as np
 jax.config.update("jax_num_cpu_devices", {devices})
 import purejaxppo as ppo
-from purejaxppo.sweep import make_plan, train_chunk
+from purejaxppo.plan import make_plan
+from purejaxppo.sweep import train_chunk
 config = ppo.Config(total_timesteps=48, num_envs=2, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(8,))
 plan = make_plan(config, ppo.grid(ppo.HParams(), learning_rate=[0.01, 0.02]), 12, seed=5)
 state, metrics = train_chunk(plan.chunk(0))
@@ -311,11 +313,11 @@ def test_the_layout_holds_every_run_in_full_blocks(num_runs, num_devices):
         size = num_devices
         devices = np.array(jax.local_devices()[:1])
 
-    width, padded = devices_module.layout(num_runs, Mesh, engine.CPU_WIDTH)
+    width, padded = devices_module.layout(num_runs, Mesh, plan_module.CPU_WIDTH)
     assert padded >= num_runs
     assert padded % (width * num_devices) == 0
-    assert 1 <= width <= engine.CPU_WIDTH
-    assert padded - num_runs < 2 * num_devices * engine.CPU_WIDTH
+    assert 1 <= width <= plan_module.CPU_WIDTH
+    assert padded - num_runs < 2 * num_devices * plan_module.CPU_WIDTH
 
 
 CORES_PROGRAM = """

@@ -18,7 +18,7 @@ import tomli_w
 
 from purejaxppo.config import HParams, config_from_mapping
 from purejaxppo.host import files
-from purejaxppo.sweep import Group, Plan, Shape
+from purejaxppo.plan import Group, Plan, Shape
 from purejaxppo.types import Metrics
 
 PLAN = "plan.toml"

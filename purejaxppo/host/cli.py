@@ -21,10 +21,10 @@ from tyro import _errors as parse_errors
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.config import check_hparams
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host import files, progress, store
 from purejaxppo.host.experiment import Experiment
+from purejaxppo.train import check
 from purejaxppo.types import Metrics
 
 USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what it takes
@@ -88,8 +88,7 @@ def train(argv: list[str]) -> int:
     out = arguments.out or files.fresh(name)
 
     ppo.use_all_cores()
-    check_hparams(experiment.config, experiment.hparams)
-    ppo.agent.envs.make(experiment.config.env, experiment.config.env_params)
+    check(experiment.config, experiment.hparams)
     files.claim(out)
     console = Console(stderr=True)
     steps = experiment.num_seeds * experiment.config.num_updates * experiment.config.batch_size

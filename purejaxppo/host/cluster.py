@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from purejaxppo.sweep import Chunk, Plan, train_chunk
+from purejaxppo.plan import Chunk, Plan
+from purejaxppo.sweep import train_chunk
 from purejaxppo.types import Metrics
 
 REACH_SECONDS = 5.0

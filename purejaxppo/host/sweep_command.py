@@ -14,8 +14,9 @@ from purejaxppo import results
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, experiment, files, memory, plots, progress, store, sweep_axes, sweep_plots
 from purejaxppo.host.sweeps import SweepResult, sweep
+from purejaxppo.plan import Plan, make_plan
 from purejaxppo.settings import CONFIG_FIELDS, varying
-from purejaxppo.sweep import Plan, make_plan, measure, num_bytes_of_metrics
+from purejaxppo.sweep import measure, num_bytes_of_metrics
 
 SHOWN = 10  # settings in the printed table
 MEASURED = 4  # groups of which a dry run trains a piece

@@ -14,8 +14,9 @@ import numpy as np
 from purejaxppo import results
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, cluster, memory
+from purejaxppo.plan import Plan, make_plan
 from purejaxppo.settings import varying
-from purejaxppo.sweep import Plan, Progress, blank, compile_program, make_plan, place, train_chunk
+from purejaxppo.sweep import Progress, blank, compile_program, place, train_chunk
 from purejaxppo.types import Metrics, TrainState
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """`purejaxppo sweep` and `plot`: files, refusals in one line, and the same bits however a sweep is run."""
 
-import importlib
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import pytest
 
 import purejaxppo as ppo
 from purejaxppo.host import cli, experiment
+from purejaxppo.plan import make_plan
 from tests.helpers import assert_equal
 
 BASE = "[config]\ntotal_timesteps = 256\nnum_envs = 2\nnum_steps = 32\nnum_epochs = 1\nhidden_sizes = [8]\n"
@@ -176,7 +176,7 @@ def test_the_sweeps_to_start_from_are_valid(name):
     experiment.check_base(base, axes)
     configs, hparams = ppo.settings(base.config, base.hparams, experiment.points_of(axes))
     assert len(configs) * base.num_seeds == {"cartpole-clip-lr": 1152, "cartpole-seeds": 1024}.get(name, 96)
-    importlib.import_module("purejaxppo.sweep").make_plan(configs, hparams, base.num_seeds)
+    make_plan(configs, hparams, base.num_seeds)
 
 
 # The same bits

@@ -10,6 +10,7 @@ import pytest
 import purejaxppo as ppo
 from purejaxppo import results
 from purejaxppo.host import chunks, cluster, memory, sweeps
+from purejaxppo.plan import make_plan
 from tests.helpers import assert_equal, tiny
 
 engine = importlib.import_module("purejaxppo.sweep")
@@ -159,7 +160,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
 
 def test_a_plan_comes_back_from_its_file(tmp_path):
     configs = [CONFIG, tiny(env="Acrobot-v1", env_params={"max_steps_in_episode": 7}), CONFIG]
-    plan = engine.make_plan(configs, ppo.HParams(clip_eps=[0.1, 0.2, float("inf")]), 3, seed=2**40, chunk_size=4)
+    plan = make_plan(configs, ppo.HParams(clip_eps=[0.1, 0.2, float("inf")]), 3, seed=2**40, chunk_size=4)
     chunks.Store(tmp_path, plan).close()
     found = chunks.find(tmp_path)
     assert (found.configs, found.groups, found.num_seeds, found.seed) == (plan.configs, plan.groups, 3, 2**40)
@@ -201,7 +202,7 @@ def test_a_row_a_run(kept):
 def test_a_row_an_update():
     """Of settings with different numbers of updates."""
     configs = [CONFIG, tiny(total_timesteps=2 * 16, num_epochs=1, num_minibatches=1)]
-    plan = engine.make_plan(configs, ppo.HParams(), 2)
+    plan = make_plan(configs, ppo.HParams(), 2)
     metrics = engine.blank(plan)
     metrics.entropy[:] = np.random.default_rng(0).normal(size=(2, 2, 3))
     frame = ppo.SweepResult(plan, metrics).to_dataframe(curves=True)
@@ -234,7 +235,7 @@ def test_a_chunk_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
     monkeypatch.setattr(memory, "of_device", lambda: need * 10)
     with pytest.raises(ValueError, match=r"^chunk_size = 1000: needs .* of each device, .* are free; \d+ fits$"):
         ppo.sweep(CONFIG, GRID, 1000, chunk_size=1000)
-    plan = memory.fit_plan(engine.make_plan(CONFIG, GRID, 1000), None)
+    plan = memory.fit_plan(make_plan(CONFIG, GRID, 1000), None)
     assert plan.groups[0].shape.num_runs <= 120
 
 
