@@ -211,11 +211,10 @@ def sweep(
     plan = make_plan(config, hparams, num_seeds, seed, chunk_size)
     memory.check_results(plan)
     plan = _settle(plan, chunk_size, directory, executor)
-    if executor == "ray":
-        cluster.check(ray_address)
     metrics, compile_seconds = blank(plan), 0.0
     states: list[Any] = []
     with contextlib.ExitStack() as stack:
+        ray = stack.enter_context(cluster.connected(ray_address)) if executor == "ray" else None
         store = None
         if directory is not None:
             store = stack.enter_context(contextlib.closing(chunks.Store(Path(directory), plan)))
@@ -226,7 +225,7 @@ def sweep(
         def moved(steps: int, latest: Metrics) -> None:
             progress(Report(runs_done, steps, latest))
 
-        for done in _train(plan, todo, executor, ray_address, moved):
+        for done in _train(plan, todo, ray, moved):
             place(plan, metrics, done.chunk, done.metrics)
             if store is not None:
                 store.write(done.chunk, done.metrics)
@@ -251,13 +250,13 @@ def _place_kept(plan: Plan, metrics: Metrics, store: chunks.Store | None) -> lis
     return todo
 
 
-def _train(plan: Plan, todo: Sequence[int], executor: str, address: str | None, moved: Progress) -> Iterator[Done]:
-    """Trains chunks here or elsewhere."""
-    if executor == "ray" and todo:
-        for index, metrics in cluster.on_ray(plan, todo, address):
-            yield Done(index, metrics, num_steps=plan.chunk(index).num_steps)
-    elif todo:
+def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress) -> Iterator[Done]:
+    """Trains chunks here, or elsewhere if there is Ray."""
+    if ray is None:
         yield from _here(plan, todo, moved)
+    else:
+        for index, metrics in cluster.on_ray(ray, plan, todo):
+            yield Done(index, metrics, num_steps=plan.chunk(index).num_steps)
 
 
 def _settle(plan: Plan, chunk_size: int | None, directory: Path | str | None, executor: str) -> Plan:
