@@ -7,15 +7,21 @@ functions of arrays; above it everything with a side effect.
     config, types    the two kinds of settings; the shapes
     ops/             the maths
     devices          runs over all local devices
-    agent/           envs, networks, rollout, ppo, trpo: the parts of one update; acting: a policy without them
+    agent/           envs, layers, distributions, networks, rollout, ppo, trpo: the parts of one update;
+                     acting: a policy without them
     train            init, update, run, train, evaluate
     bandit           the same ops on a bandit small enough to compute everything exactly
-    sweep            grids and seeds -> runs, over all devices
+    settings         grids, random ranges and lists -> settings
+    plan             settings x seeds -> programs and chunks
+    sweep            chunks -> devices
     segments         the runs of one chunk, in pieces between which the host looks and writes
-    results          statistics over runs
-    host/            command line, progress, files, pictures
+    estimates        interquartile means, bootstrap intervals, comparisons seed by seed
+    results          statistics over runs, and over the settings of a sweep
+    host/            command line, progress, files, clusters, pictures
 
-Arrows point one way: host -> segments -> {results, sweep} -> {train, bandit} -> agent -> {ops, types, config, devices}.
+Arrows point one way:
+host -> {results, settings, segments, sweep} -> plan -> {train, bandit} -> agent
+-> {ops, types, config, devices, estimates}.
 """
 
 from purejaxppo import bandit, ops, results

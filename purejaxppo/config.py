@@ -22,9 +22,7 @@ ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "algorithm": ("ppo", "trpo"),
     "activation": ACTIVATIONS,
-    "network": ("mlp",),
-    "normalize_observations": (False,),
-    "normalize_rewards": (False,),
+    "network": ("mlp", "cnn", "gru"),
 }
 
 TRPO_REFUSES = {
@@ -49,11 +47,15 @@ class Config:
       num_minibatches: minibatches in an epoch; divides num_envs * num_steps.
       hidden_sizes: widths of the hidden layers of actor and critic.
       activation: nonlinearity of the hidden layers.
-      network: kind of network; "mlp".
+      network: kind of network: "mlp"; "cnn", with a convolution of 3 x 3 before the hidden layers; or "gru", whose last
+        hidden layer is a gated recurrent unit, and whose minibatches are of whole environments.
       shared_trunk: whether actor and critic share their hidden layers.
       normalize_advantages: standardise the advantages within each minibatch.
-      normalize_observations: running normalisation of observations.
-      normalize_rewards: running normalisation of rewards.
+      normalize_observations: give the networks standard scores: each feature by its mean and standard deviation over
+        all rollouts before this one.
+      normalize_rewards: learn from rewards divided by the running standard deviation of their discounted sums.
+      squash: squash continuous actions by tanh onto their bounds; otherwise they are clipped there.
+      rescale_actions: let -1 and 1 stand for the bounds of clipped continuous actions.
       bootstrap_truncated: whether a time limit bootstraps from the final observation; False treats it as a terminal.
       kl_early_stopping: stop the epochs of an update once the KL estimate is above `HParams.target_kl`.
       kl_penalty: subtract the exact KL to the rollout policy from the objective, times an adaptive coefficient.
@@ -79,6 +81,8 @@ class Config:
     normalize_advantages: bool = True
     normalize_observations: bool = False
     normalize_rewards: bool = False
+    squash: bool = False
+    rescale_actions: bool = False
     bootstrap_truncated: bool = True
     kl_early_stopping: bool = False
     kl_penalty: bool = False
@@ -105,6 +109,15 @@ class Config:
             for name, why in TRPO_REFUSES.items():
                 if getattr(self, name):
                     raise ValueError(f"config.{name} = True: must be false with algorithm = 'trpo': {why}")
+        if self.network == "gru" and self.shared_trunk:
+            raise ValueError("config.shared_trunk = True: must be false with network = 'gru'")
+        if self.network == "gru" and self.num_envs % self.num_minibatches:
+            raise ValueError(
+                f"config.num_minibatches = {self.num_minibatches}: must divide num_envs = {self.num_envs} "
+                "with network = 'gru', whose minibatches are of whole environments"
+            )
+        if self.squash and self.rescale_actions:
+            raise ValueError("config.rescale_actions = True: must be false with squash = true, which does so itself")
         if self.batch_size % self.num_minibatches:
             raise ValueError(
                 f"config.num_minibatches = {self.num_minibatches}: must divide num_envs * num_steps = {self.batch_size}"
@@ -131,6 +144,11 @@ class Config:
         return self.batch_size // self.num_minibatches
 
     @property
+    def num_rows(self) -> int:
+        """Rows that each epoch shuffles: the samples, or the environments for a recurrent network."""
+        return self.num_envs if self.network == "gru" else self.batch_size
+
+    @property
     def num_updates(self) -> int:
         """Updates of one run: whole rollouts that fit in `total_timesteps`."""
         return self.total_timesteps // self.batch_size
@@ -146,10 +164,14 @@ class HParams(NamedTuple):
       max_grad_norm: bound on the global norm of the gradient; inf leaves it alone.
       gamma: discount factor.
       gae_lambda: decay of the generalised advantage estimate.
-      clip_eps: clip range of the probability ratio; inf gives the unclipped surrogate.
+      clip_eps: clip range of the probability ratio at update 0; inf gives the unclipped surrogate.
+      final_clip_fraction: the clip range changes linearly towards this fraction of itself; 1 keeps it constant.
       value_clip_eps: clip range of the value around the value at sampling time; inf leaves it alone.
       vf_coef: weight of the value loss, which is half the squared error.
-      ent_coef: weight of the entropy bonus.
+      ent_coef: weight of the entropy bonus at update 0.
+      final_ent_fraction: the weight changes linearly towards this fraction of itself; 1 keeps it constant.
+      log_std_init: log standard deviation of continuous actions at update 0, in their own units (half the bounds' width
+        with `Config.rescale_actions`, before the tanh with `Config.squash`).
       target_kl: threshold of the early stop, in nats (read when `Config.kl_early_stopping`).
       kl_coef: coefficient of the KL penalty at update 0 (this and the next two read when `Config.kl_penalty`).
       kl_target: the KL of an update that the coefficient is adapted towards, in nats.
@@ -166,9 +188,12 @@ class HParams(NamedTuple):
     gamma: Any = 0.99
     gae_lambda: Any = 0.95
     clip_eps: Any = 0.2
+    final_clip_fraction: Any = 1.0
     value_clip_eps: Any = math.inf
     vf_coef: Any = 0.5
     ent_coef: Any = 0.0
+    final_ent_fraction: Any = 1.0
+    log_std_init: Any = 0.0
     target_kl: Any = math.inf
     kl_coef: Any = 0.0
     kl_target: Any = 0.01
@@ -206,9 +231,12 @@ INTERVALS: dict[str, Interval] = {
     "gamma": Interval(0, 1),
     "gae_lambda": Interval(0, 1),
     "clip_eps": _POSITIVE_OR_INF,
+    "final_clip_fraction": Interval(0, math.inf, low_open=True, high_open=True),
     "value_clip_eps": _POSITIVE_OR_INF,
     "vf_coef": _NON_NEGATIVE,
     "ent_coef": _NON_NEGATIVE,
+    "final_ent_fraction": _NON_NEGATIVE,
+    "log_std_init": Interval(-10, 10),
     "target_kl": _POSITIVE_OR_INF,
     "kl_coef": _NON_NEGATIVE,
     "kl_target": Interval(0, math.inf, low_open=True, high_open=True),
@@ -221,12 +249,14 @@ INTERVALS: dict[str, Interval] = {
 
 _STOPS = ("kl_early_stopping = true", lambda config: config.kl_early_stopping)
 _PENALISES = ("kl_penalty = true", lambda config: config.kl_penalty)
+_PPO = ("algorithm = 'ppo'", lambda config: config.algorithm == "ppo")
 _TRPO = ("algorithm = 'trpo'", lambda config: config.algorithm == "trpo")
 _SEARCHES = ("backtrack_iters > 0 of algorithm = 'trpo'", lambda config: _TRPO[1](config) and config.backtrack_iters)
 
 # Hyperparameters that only some configs read. Elsewhere a value of one's own is refused: it would change nothing.
 NEEDS: dict[str, tuple[str, Callable[[Config], Any]]] = {
-    "ent_coef": ("algorithm = 'ppo'", lambda config: config.algorithm == "ppo"),
+    "ent_coef": _PPO,
+    "final_ent_fraction": _PPO,
     "target_kl": _STOPS,
     "kl_coef": _PENALISES,
     "kl_target": _PENALISES,
@@ -255,9 +285,21 @@ def check_hparams(config: Config, hparams: HParams) -> None:
         if len(wrong):
             raise ValueError(f"hparams.{name} = {wrong[0]:g}: must be in {INTERVALS[name]}")
         if name in NEEDS and not NEEDS[name][1](config):
-            changed = values[values.astype(np.float32) != np.float32(HParams._field_defaults[name])]
-            if len(changed):
-                raise ValueError(f"hparams.{name} = {changed[0]:g}: is read only with config.{NEEDS[name][0]}")
+            check_default(name, hparams, f"config.{NEEDS[name][0]}")
+
+
+def check_default(name: str, hparams: HParams, reader: str) -> None:
+    """Refuses a value of one's own, unless it is traced, for a hyperparameter that only `reader` would read.
+
+    Raises:
+      ValueError: naming the field, its value and what reads it.
+    """
+    value = getattr(hparams, name)
+    if not isinstance(value, jax.core.Tracer):
+        values = np.atleast_1d(np.asarray(value, np.float32))
+        changed = values[values != np.float32(HParams._field_defaults[name])]
+        if len(changed):
+            raise ValueError(f"hparams.{name} = {changed[0]:g}: is read only with {reader}")
 
 
 def as_float32(hparams: HParams) -> HParams:

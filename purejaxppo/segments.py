@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from purejaxppo.config import Config, HParams
 from purejaxppo.devices import RUNS, shard
-from purejaxppo.sweep import Chunk
+from purejaxppo.plan import Chunk
 from purejaxppo.train import evaluate, init, update
 from purejaxppo.types import Episodes, Metrics, TrainState
 

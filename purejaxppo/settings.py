@@ -137,8 +137,13 @@ def sample(hparams: HParams, key: jax.Array, num: int, **ranges: Range) -> HPara
 
 def varying(configs: Sequence[Config], hparams: HParams) -> dict[str, tuple[Any, ...]]:
     """The fields that differ between settings: name -> its value in each, static fields first."""
-    columns = {name: tuple(getattr(config, name) for config in configs) for name in CONFIG_FIELDS}
-    columns |= {name: tuple(np.asarray(leaf).tolist()) for name, leaf in hparams._asdict().items()}
+    columns: dict[str, tuple[Any, ...]] = {
+        name: tuple(getattr(config, name) for config in configs) for name in CONFIG_FIELDS
+    }
+    # The shortest number that is this float32: 0.0003, not 0.0003000000142492354.
+    columns |= {
+        name: tuple(float(str(value)) for value in np.asarray(leaf)) for name, leaf in hparams._asdict().items()
+    }
     return {name: values for name, values in columns.items() if len(set(values)) > 1}
 
 

@@ -1,161 +1,25 @@
-"""Many runs: settings x seeds, in groups of one program and chunks of bounded memory, over all local devices.
-
-A *setting* is a `Config` and one value of every hyperparameter. Settings of equal `Config` form a *group*: one program.
-A group's runs, setting by setting and seed by seed, are cut into *chunks*, all of one shape, of which the program takes
-one at a time; each device takes its share of a chunk in *blocks* of runs side by side.
-
-What a run's numbers depend on: its setting, its seed, and, in their last bits, on the machine and on how many runs lie
-side by side in a block. So a plan fixes the blocks, and how the runs are cut into chunks, which process takes a chunk,
-and in which order, changes nothing, bitwise.
-"""
+"""Training the chunks of a plan: which device each run goes to, one program a group, segment by segment."""
 
 import concurrent.futures
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
-from purejaxppo.config import NEEDS, Config, HParams, check_hparams, check_size
-from purejaxppo.devices import RUNS, layout, mesh_of, shard
+from purejaxppo.config import Config, HParams
+from purejaxppo.devices import RUNS, shard
+from purejaxppo.plan import Chunk, Group, Plan, Shape
 from purejaxppo.train import init, run, train
 from purejaxppo.types import Metrics, TrainState
 
-# On a CPU the working set of a block should stay in the cache; measured in benchmarks/NOTES.md.
-CPU_WIDTH = 8
-# Blocks a device and chunk, unless the caller says how many runs: enough to be fast, few enough to save often.
-BLOCKS = 8
-
 Progress = Callable[[int, Metrics], None]
-
-
-class Shape(NamedTuple):
-    """How the runs of a chunk lie on the devices: hashable, and all of it that a program depends on."""
-
-    num_devices: int
-    width: int  # runs side by side in a block
-    num_blocks: int  # of each device, one after another
-
-    @property
-    def num_runs(self) -> int:
-        """Runs that a program takes; those beyond the chunk's own are padding."""
-        return self.num_devices * self.width * self.num_blocks
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices."""
-        return mesh_of(self.num_devices)
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Settings of equal `Config`, which one program trains.
-
-    Attributes:
-      config: of all of them.
-      settings: their indices in the plan.
-      shape: of the program.
-      chunk_size: runs of a chunk; at most `shape.num_runs`.
-    """
-
-    config: Config
-    settings: tuple[int, ...]
-    shape: Shape
-    chunk_size: int
-
-
-class Chunk(NamedTuple):
-    """Some runs of one group: everything that their numbers depend on. Travels to other processes."""
-
-    config: Config
-    hparams: HParams  # NumPy leaves [n] float32
-    seed: int  # of the sweep
-    seeds: np.ndarray  # [n] int, which of the sweep's seeds each run has
-    shape: Shape
-
-    @property
-    def num_steps(self) -> int:
-        """Environment steps of all runs."""
-        return len(self.seeds) * self.config.num_updates * self.config.batch_size
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-    """All runs of a sweep and how they are cut into chunks.
-
-    Attributes:
-      configs: one a setting.
-      hparams: NumPy leaves [num_settings] float32.
-      num_seeds: runs of each setting.
-      seed: of the whole sweep; run j of a setting draws from fold_in(key(seed), j).
-      groups: in order of their first settings.
-    """
-
-    configs: tuple[Config, ...]
-    hparams: HParams
-    num_seeds: int
-    seed: int
-    groups: tuple[Group, ...]
-
-    @property
-    def num_runs(self) -> int:
-        """Settings times seeds."""
-        return len(self.configs) * self.num_seeds
-
-    @functools.cached_property
-    def places(self) -> tuple[tuple[Group, np.ndarray], ...]:
-        """The group of each chunk, and its runs [n] as setting * num_seeds + seed."""
-        places = []
-        for group in self.groups:
-            starts = np.asarray(group.settings)[:, None] * self.num_seeds
-            runs = (starts + np.arange(self.num_seeds)).reshape(-1)
-            cuts = range(group.chunk_size, len(runs), group.chunk_size)
-            places += [(group, piece) for piece in np.split(runs, cuts)]
-        return tuple(places)
-
-    def chunk(self, index: int) -> Chunk:
-        """One of the `len(places)` chunks."""
-        group, runs = self.places[index]
-        hparams = jax.tree.map(lambda leaf: leaf[runs // self.num_seeds], self.hparams)
-        return Chunk(group.config, hparams, self.seed, runs % self.num_seeds, group.shape)
-
-
-def make_plan(
-    config: Config | Sequence[Config], hparams: HParams, num_seeds: int, seed: int = 0, chunk_size: int | None = None
-) -> Plan:
-    """Checks the settings and lays the runs out.
-
-    Args:
-      config: static settings of all runs, or a sequence of them, one a setting.
-      hparams: scalars, or leaves [num_settings].
-      num_seeds: runs of each setting.
-      seed: of the whole sweep.
-      chunk_size: runs that are in memory at once; by default a few blocks of every device.
-
-    Raises:
-      ValueError: for an invalid setting, whichever it is, before anything is compiled.
-    """
-    check_size("num_seeds", num_seeds)
-    check_size("seed", seed, lowest=0)
-    if chunk_size is not None:
-        check_size("chunk_size", chunk_size)
-    configs, hparams = _settings(config, hparams)
-    members: dict[Config, list[int]] = {}
-    for index, each in enumerate(configs):
-        members.setdefault(each, []).append(index)
-    for each, indices in members.items():
-        check_hparams(each, _read(jax.tree.map(lambda leaf, i=indices: leaf[i], hparams), each, tuple(members)))
-        jax.eval_shape(functools.partial(init, each), HParams(), jax.random.key(0))  # the environment knows the rest
-    groups = tuple(
-        Group(each, tuple(indices), *_lay_out(len(indices) * num_seeds, chunk_size))
-        for each, indices in members.items()
-    )
-    return Plan(configs, hparams, int(num_seeds), int(seed), groups)
 
 
 def fit(plan: Plan, num_bytes: int) -> Plan:
@@ -227,6 +91,28 @@ def train_chunk(chunk: Chunk, progress: Progress | None = None) -> tuple[TrainSt
     return state, jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 
 
+def measure(chunk: Chunk, num_steps: int = 2_000_000) -> tuple[int, float, float]:
+    """Trains a piece of a chunk to see what it takes.
+
+    Args:
+      chunk: whose first updates are run.
+      num_steps: environment steps of the piece, at most; at least one update.
+
+    Returns:
+      (bytes that a device needs, seconds to compile the chunk's program, seconds an update of the whole chunk).
+    """
+    started = time.perf_counter()
+    program = compile_program(chunk.config, chunk.shape)
+    compile_seconds = time.perf_counter() - started
+    length = max(1, min(chunk.config.num_updates, num_steps // (chunk.config.batch_size * chunk.shape.num_runs)))
+    hparams, state = begin(chunk)
+    segment = functools.partial(run, chunk.config, num_updates=length)
+    piece = shard(chunk.shape.mesh, chunk.shape.width, segment, num_by_run=2).lower(hparams, state).compile()
+    started = time.perf_counter()
+    jax.block_until_ready(piece(hparams, state))
+    return program.num_bytes, compile_seconds, (time.perf_counter() - started) / length
+
+
 def blank(plan: Plan) -> Metrics:
     """Metrics of a sweep of which nothing is done, NumPy leaves [num_settings, num_seeds, largest num_updates].
 
@@ -275,46 +161,6 @@ def _num_bytes(compiled: Any) -> int:
     return int(sum(sizes) - memory.alias_size_in_bytes)
 
 
-def _settings(config: Config | Sequence[Config], hparams: HParams) -> tuple[tuple[Config, ...], HParams]:
-    """One config a setting and leaves [num_settings], whichever of them was one for all."""
-    leaves = [np.asarray(leaf, np.float32) for leaf in hparams]
-    shapes = {leaf.shape for leaf in leaves} - {()}
-    if not isinstance(config, Config):
-        shapes.add((len(config),))
-    if len(shapes) > 1 or any(len(shape) != 1 or not shape[0] for shape in shapes):
-        raise ValueError(f"hparams: leaves of shapes {sorted(shapes)}: must be scalars or of one length")
-    shape = shapes.pop() if shapes else (1,)
-    configs = (config,) * shape[0] if isinstance(config, Config) else tuple(config)
-    return configs, HParams(*(np.broadcast_to(leaf, shape) for leaf in leaves))
-
-
-def _read(hparams: HParams, config: Config, configs: tuple[Config, ...]) -> HParams:
-    """`hparams` with those at their defaults that this config does not read but another of the sweep does."""
-    unread = {
-        name: HParams._field_defaults[name]
-        for name, (_, reads) in NEEDS.items()
-        if not reads(config) and any(map(reads, configs))
-    }
-    return hparams._replace(**unread)
-
-
-def _lay_out(num_runs: int, chunk_size: int | None) -> tuple[Shape, int]:
-    """The shape of a group's program, and the runs of a chunk."""
-    mesh = mesh_of(num_runs)
-    width, padded = layout(num_runs, mesh, CPU_WIDTH)
-    row = width * mesh.size  # one block of every device
-    rows = padded // row
-    if chunk_size is None:
-        num_chunks = -(-rows // BLOCKS)
-        num_blocks = -(-rows // num_chunks)
-        chunk_size = min(num_runs, num_blocks * row)
-    else:
-        chunk_size = min(num_runs, chunk_size)
-        num_blocks = -(-chunk_size // row)
-    # XLA drops the loop over a single block, which can change the last bits: chunks have one all together, or none.
-    return Shape(mesh.size, width, max(num_blocks, min(rows, 2))), chunk_size
-
-
 def _fit_group(group: Group, num_bytes: int) -> Group:
     shape, size = group.shape, group.chunk_size
     if 10 * _rough_num_bytes(group.config, shape) < num_bytes:
@@ -330,11 +176,21 @@ def _fit_group(group: Group, num_bytes: int) -> Group:
 
 def _rough_num_bytes(config: Config, shape: Shape) -> float:
     """Two copies of the states of a device's runs, and a block's rollouts and activations; within a factor of four."""
-    state = jax.eval_shape(functools.partial(init, config), HParams(), jax.random.key(0))
+    state = _state_shapes(config)
     rollout = config.num_steps * state.obs.size * state.obs.dtype.itemsize
     activations = 4 * config.batch_size * sum(config.hidden_sizes)
     states = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return shape.width * (2 * shape.num_blocks * states + 4 * rollout + 2 * activations)
+
+
+@functools.lru_cache(maxsize=64)
+def _state_shapes(config: Config) -> TrainState:
+    """Shape and type of each leaf of a run's state.
+
+    Raises:
+      ValueError: for an environment that does not exist, or that the config does not suit.
+    """
+    return jax.eval_shape(functools.partial(init, config), HParams(), jax.random.key(0))
 
 
 def _metrics_shapes(plan: Plan) -> Metrics:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from purejaxppo import ops
 from purejaxppo.agent import envs, networks, ppo, rollout, trpo
-from purejaxppo.config import Config, HParams, as_float32, check_hparams
-from purejaxppo.types import Batch, Episodes, Improvement, Metrics, TrainState, Transition
+from purejaxppo.config import Config, HParams, as_float32, check_default, check_hparams
+from purejaxppo.types import Batch, Episodes, Improvement, Memory, Metrics, TrainState, Transition
+
+NO_MEMORY = Memory()
 
 
 def train(config: Config, hparams: HParams, key: jax.Array) -> tuple[TrainState, Metrics]:
@@ -34,23 +36,43 @@ def init(config: Config, hparams: HParams, key: jax.Array) -> TrainState:
 
     Args and Raises: as `train`.
     """
-    check_hparams(config, hparams)
+    check(config, hparams)
     _check_key(key)
     env, network = _parts(config)
     network_key, reset_key, run_key = jax.random.split(key, 3)
     obs, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, config.num_envs))
-    params = network.init(network_key, obs)
+    params = networks.init(network, network_key, obs, as_float32(hparams).log_std_init)
     return TrainState(
         params=params,
         opt_state=ppo.make_optimizer(hparams, hparams.learning_rate).init(params),
         env_state=env_state,
         obs=obs,
+        memory=networks.first_memory(network, config.num_envs),
+        obs_stats=first_stats(network.features(obs)) if config.normalize_observations else (),
+        reward_stats=ops.Moments(*jnp.zeros(3)) if config.normalize_rewards else (),
+        discounted_sum=jnp.zeros(config.num_envs, jnp.float32) if config.normalize_rewards else (),
         episode_return=jnp.zeros(config.num_envs, jnp.float32),
         episode_length=jnp.zeros(config.num_envs, jnp.int32),
         kl_coef=as_float32(hparams).kl_coef,
         key=run_key,
         update_index=jnp.zeros((), jnp.int32),
     )
+
+
+def check(config: Config, hparams: HParams) -> None:
+    """Refuses settings that are invalid by themselves, together, or for the environment.
+
+    Args:
+      config: static settings.
+      hparams: concrete ones, of one run or with a run axis; traced values pass.
+
+    Raises:
+      ValueError: naming the field, its value and what is allowed.
+    """
+    check_hparams(config, hparams)
+    env, _ = _parts(config)
+    if not isinstance(env.actions, envs.Box):
+        check_default("log_std_init", hparams, f"continuous actions, and those of {env.name} are discrete")
 
 
 def run(config: Config, hparams: HParams, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
@@ -74,10 +96,19 @@ def update(config: Config, hparams: HParams, state: TrainState) -> tuple[TrainSt
     env, network = _parts(config)
     collect_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update_index))
 
+    progress = state.update_index / config.num_updates
+    learning_rate = anneal(hparams.learning_rate, hparams.final_lr_fraction, progress)
+    hparams = hparams._replace(
+        clip_eps=anneal(hparams.clip_eps, hparams.final_clip_fraction, progress),
+        ent_coef=anneal(hparams.ent_coef, hparams.final_ent_fraction, progress),
+    )
+
+    memory = state.memory
     state, transition = rollout.collect(config, env, network, state, collect_key)
-    batch = estimate(config, hparams, transition)
-    learning_rate = anneal(hparams.learning_rate, hparams.final_lr_fraction, state.update_index / config.num_updates)
-    orders = permutations(shuffle_key, config.num_epochs, config.batch_size)
+    if config.normalize_rewards:
+        state, transition = normalize_rewards(state, transition, hparams.gamma)
+    batch = estimate(config, hparams, transition, memory)
+    orders = permutations(shuffle_key, config.num_epochs, config.num_rows)
     inputs = (config, hparams, network, state.params, state.opt_state, batch, orders, learning_rate)
     if config.algorithm == "trpo":
         params, opt_state, improvement = trpo.improve(*inputs)
@@ -90,8 +121,32 @@ def update(config: Config, hparams: HParams, state: TrainState) -> tuple[TrainSt
     ), metrics
 
 
-def estimate(config: Config, hparams: HParams, transition: Transition) -> Batch:
-    """Advantages and value targets, computed once per update from the values at sampling time; [T, N] -> [B]."""
+def first_stats(obs: jax.Array) -> ops.Moments:
+    """Statistics before the first rollout: one sample's worth of variance 1 around the first observations' mean.
+
+    Args:
+      obs: [N, O] float32, raw.
+    """
+    return ops.Moments(jnp.ones((), jnp.float32), obs.mean(0), jnp.ones(obs.shape[1:], jnp.float32))
+
+
+def normalize_rewards(state: TrainState, transition: Transition, gamma: jax.Array) -> tuple[TrainState, Transition]:
+    """Divides the rewards by the running standard deviation of their discounted sums, this rollout's included.
+
+    Source: Engstrom et al. 2020, "Implementation matters in deep policy gradients", section 3 and appendix A.
+    """
+    done = transition.terminated | transition.truncated
+    sums, discounted_sum = ops.discounted_sums(transition.reward, done, state.discounted_sum, gamma)
+    stats = ops.merge_moments(state.reward_stats, ops.moments(sums.reshape(-1)))
+    reward = ops.standard_score(stats._replace(mean=jnp.zeros(())), transition.reward)
+    return state._replace(reward_stats=stats, discounted_sum=discounted_sum), transition._replace(reward=reward)
+
+
+def estimate(config: Config, hparams: HParams, transition: Transition, memory: Memory = NO_MEMORY) -> Batch:
+    """Advantages and value targets, computed once per update from the values at sampling time; [T, N] -> [B].
+
+    For a recurrent network [T, N] -> [N, T], with the `memory` that it started with.
+    """
     terminated = transition.terminated
     if not config.bootstrap_truncated:
         terminated = terminated | transition.truncated
@@ -113,6 +168,10 @@ def estimate(config: Config, hparams: HParams, transition: Transition) -> Batch:
         advantages=advantages,
         value_targets=advantages + transition.value,
     )
+    if config.network == "gru":
+        done = transition.terminated | transition.truncated
+        batch = batch._replace(fresh=jnp.concatenate([jnp.zeros_like(done[:1]), done[:-1]]))
+        return jax.tree.map(lambda x: x.swapaxes(0, 1), batch)._replace(memory=memory)
     return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
 
 
@@ -174,21 +233,24 @@ def evaluate(
     noise_scale = 0.0 if deterministic else 1.0
 
     def unfinished(carry: tuple) -> jax.Array:
-        return carry[3].any()
+        return carry[4].any()
 
     def step(carry: tuple) -> tuple:
-        env_state, obs, index, running, episodes = carry
+        env_state, obs, memory, index, running, episodes = carry
         noise_key, step_key = jax.random.split(jax.random.fold_in(run_key, index))
-        noise = noise_scale * networks.draw_noise(noise_key, (num_episodes, env.num_actions))
-        action = networks.sample(networks.policy(network, state.params, obs), noise)
-        result = jax.vmap(env.step)(jax.random.split(step_key, num_episodes), env_state, action)
+        noise = noise_scale * network.actions.draw_noise(noise_key, (num_episodes,))
+        _, action, memory = networks.act(network, state.params, state.obs_stats, obs, noise, memory)
+        keys = jax.random.split(step_key, num_episodes)
+        result = jax.vmap(env.step)(keys, env_state, network.actions.to_env(action))
         rewards = jnp.where(running, result.reward, 0.0)
         episodes = Episodes(episodes.episode_return + rewards, episodes.episode_length + running)
-        return result.state, result.obs, index + 1, running & ~(result.terminated | result.truncated), episodes
+        running &= ~(result.terminated | result.truncated)
+        return result.state, result.obs, memory, index + 1, running, episodes
 
     episodes = Episodes(jnp.zeros(num_episodes, jnp.float32), jnp.zeros(num_episodes, jnp.int32))
-    carry = (env_state, obs, jnp.zeros((), jnp.int32), jnp.ones(num_episodes, bool), episodes)
-    return jax.lax.while_loop(unfinished, step, carry)[4]
+    memory = networks.first_memory(network, num_episodes).actor
+    carry = (env_state, obs, memory, jnp.zeros((), jnp.int32), jnp.ones(num_episodes, bool), episodes)
+    return jax.lax.while_loop(unfinished, step, carry)[5]
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """The data of a run: NamedTuples of arrays, a shape a field.
 
 Axes: `T` time within a rollout, `N` environments of one run, `B = T * N` samples of one update, `O` the features of
-an observation, `A` actions, `P` the parameters of an action distribution. A leading run axis `R` comes from `jax.vmap`
-and stands in no shape here.
+an observation, `A` actions, `D` the dimensions of an action, `P` the parameters of an action distribution. A leading
+run axis `R` comes from `jax.vmap` and stands in no shape here.
 """
 
 from typing import Any, NamedTuple
@@ -11,32 +11,45 @@ import jax
 import optax
 
 
+class Memory(NamedTuple):
+    """What a recurrent network carries from step to step, `H` numbers; () and () without one."""
+
+    actor: Any = ()  # [N, H] float32, 0 at the start of an episode
+    critic: Any = ()  # [N, H] float32, likewise
+
+
 class Transition(NamedTuple):
     """One rollout, frozen at sampling time and never recomputed."""
 
-    obs: jax.Array  # [T, N, O] float32
-    action: jax.Array  # [T, N] int32
-    dist_params: jax.Array  # [T, N, P] float32, the action distribution that was sampled from (logits)
+    obs: jax.Array  # [T, N, O] float32, as the networks saw it: normalised where that is on
+    action: jax.Array  # [T, N] int32, or [T, N, D] float32: as it was drawn, before any clipping or squashing
+    dist_params: jax.Array  # [T, N, P] float32, the action distribution that was sampled from
     log_prob: jax.Array  # [T, N] float32, nats
     value: jax.Array  # [T, N] float32
     next_value: jax.Array  # [T, N] float32, of the true successor: the final observation where an episode ends
-    reward: jax.Array  # [T, N] float32
+    reward: jax.Array  # [T, N] float32, of the environment
     terminated: jax.Array  # [T, N] bool, the environment ended the episode
     truncated: jax.Array  # [T, N] bool, the time limit was reached
-    episode_return: jax.Array  # [T, N] float32, of the running episode up to and including this step
+    episode_return: jax.Array  # [T, N] float32, of the running episode up to and including this step, raw
     episode_length: jax.Array  # [T, N] int32, likewise
 
 
 class Batch(NamedTuple):
-    """What the policy and the critic learn from in one update."""
+    """What the policy and the critic learn from in one update.
 
-    obs: jax.Array  # [B, O] float32
-    action: jax.Array  # [B] int32
+    Its rows are what is shuffled: samples; or, for a recurrent network, the stretches of whole environments, and then
+    every [B, ...] here is [N, T, ...].
+    """
+
+    obs: jax.Array  # [B, O] float32, as the networks saw it
+    action: jax.Array  # [B] int32, or [B, D] float32
     dist_params: jax.Array  # [B, P] float32, of the rollout policy
     log_prob: jax.Array  # [B] float32, nats, under the rollout policy
     value: jax.Array  # [B] float32, at sampling time
     advantages: jax.Array  # [B] float32
     value_targets: jax.Array  # [B] float32
+    memory: Memory = Memory()  # [N, H], before the first step of the rollout
+    fresh: Any = ()  # [N, T] bool, the step is the first of an episode that began within the rollout
 
 
 class TrainState(NamedTuple):
@@ -45,8 +58,12 @@ class TrainState(NamedTuple):
     params: Any  # network parameters
     opt_state: optax.OptState
     env_state: Any  # [N, ...] a leaf
-    obs: jax.Array  # [N, O] float32, the next observation to act on
-    episode_return: jax.Array  # [N] float32, of the running episodes
+    obs: jax.Array  # [N, O] float32, the next observation to act on, raw
+    memory: Memory  # to act with next
+    obs_stats: Any  # ops.Moments [O] of the observations of all rollouts so far; () without normalisation
+    reward_stats: Any  # ops.Moments () of the discounted sums of rewards; () without normalisation
+    discounted_sum: Any  # [N] float32, of the running episodes, likewise
+    episode_return: jax.Array  # [N] float32, of the running episodes, raw
     episode_length: jax.Array  # [N] int32, of the running episodes
     kl_coef: jax.Array  # () float32, coefficient of the KL penalty in the next update
     key: jax.Array  # () typed key of the run; update i draws from fold_in(key, i)

@@ -90,7 +90,7 @@ def test_optimiser_steps_fit_in_int32():
         ("algorithm", "ppo2", "did you mean 'ppo'"),
         ("algorithm", "tropo", "did you mean 'trpo'"),
         ("algorithm", "TRPO", "'trpo'"),
-        ("network", "cnn", "mlp"),
+        ("network", "ccn", "did you mean 'cnn'"),
     ],
 )
 def test_unknown_choices_list_what_is_allowed(field, value, hint):
@@ -126,11 +126,15 @@ def test_mappings_keep_every_value():
 
 BAD_HPARAMS = [
     *((name, NAN) for name in ppo.HParams._fields),
-    *((name, -0.1) for name in ppo.HParams._fields),
+    *((name, -0.1) for name in ppo.HParams._fields if name != "log_std_init"),
     *((name, INF) for name in ("learning_rate", "final_lr_fraction", "adam_eps", "vf_coef", "ent_coef")),
+    *((name, INF) for name in ("final_clip_fraction", "final_ent_fraction", "log_std_init")),
     *((name, INF) for name in ("kl_coef", "kl_target", "kl_coef_factor", "max_kl", "cg_damping", "backtrack_coef")),
     *((name, 0.0) for name in ("adam_eps", "max_grad_norm", "clip_eps", "value_clip_eps", "target_kl")),
     *((name, 0.0) for name in ("kl_target", "max_kl", "kl_coef_factor", "backtrack_coef")),
+    ("final_clip_fraction", 0.0),
+    ("log_std_init", -10.1),
+    ("log_std_init", 20.0),
     ("kl_coef_factor", 0.99),
     ("backtrack_coef", 1.0),
     ("gamma", 1.01),
@@ -161,6 +165,8 @@ def test_hyperparameters_outside_their_range(field, value, kind):
         ("max_grad_norm", INF),
         ("target_kl", INF),
         ("ent_coef", 0),
+        ("final_ent_fraction", 0),
+        ("log_std_init", -10),
         ("vf_coef", jnp.array([0.0, 3.0])),
     ],
 )
@@ -214,6 +220,27 @@ def test_the_natural_gradient_without_line_search_reads_no_backtrack_coef():
     check_hparams(natural, ppo.HParams(max_kl=0.02))
     call = lambda: check_hparams(natural, ppo.HParams(backtrack_coef=0.8))  # noqa: E731
     assert_refused(call, "hparams.backtrack_coef = 0.8", "backtrack_iters > 0")
+
+
+def test_minibatches_of_a_recurrent_network_are_whole_environments():
+    call = lambda: ppo.Config(network="gru", num_envs=6, num_minibatches=4)  # noqa: E731
+    assert_refused(call, "config.num_minibatches = 4", "must divide num_envs = 6", "gru")
+    assert ppo.Config(network="gru", num_envs=6, num_minibatches=3, num_steps=10).num_rows == 6
+    assert ppo.Config(num_envs=6, num_minibatches=3, num_steps=10).num_rows == 60
+
+
+def test_a_recurrent_network_has_no_shared_trunk():
+    assert_refused(lambda: ppo.Config(network="gru", shared_trunk=True), "config.shared_trunk = True", "gru")
+
+
+def test_squashed_actions_are_not_rescaled_as_well():
+    call = lambda: ppo.Config(squash=True, rescale_actions=True)  # noqa: E731
+    assert_refused(call, "config.rescale_actions = True", "must be false", "squash")
+
+
+def test_an_entropy_schedule_with_trpo_is_refused():
+    call = lambda: check_hparams(ppo.Config(algorithm="trpo"), ppo.HParams(final_ent_fraction=0.5))  # noqa: E731
+    assert_refused(call, "hparams.final_ent_fraction = 0.5", "algorithm = 'ppo'")
 
 
 def test_an_entropy_bonus_with_trpo_is_refused():
@@ -298,6 +325,8 @@ def test_the_defaults_are_the_documented_ones():
         normalize_advantages=True,
         normalize_observations=False,
         normalize_rewards=False,
+        squash=False,
+        rescale_actions=False,
         bootstrap_truncated=True,
         kl_early_stopping=False,
         kl_penalty=False,
@@ -312,9 +341,12 @@ def test_the_defaults_are_the_documented_ones():
         gamma=0.99,
         gae_lambda=0.95,
         clip_eps=0.2,
+        final_clip_fraction=1.0,
         value_clip_eps=INF,
         vf_coef=0.5,
         ent_coef=0.0,
+        final_ent_fraction=1.0,
+        log_std_init=0.0,
         target_kl=INF,
         kl_coef=0.0,
         kl_target=0.01,

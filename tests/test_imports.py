@@ -12,19 +12,24 @@ MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in R
 
 # Each part may import the parts before it; the parts of one line are on their own. A part is a module or a folder.
 LAYERS = [
-    ["types", "config", "ops", "devices"],
+    ["types", "config", "ops", "devices", "estimates"],
     ["agent/__init__", "agent/envs"],
+    ["agent/distributions", "agent/layers"],
     ["agent/networks"],
     ["agent/rollout", "agent/acting"],
     ["agent/ppo"],
     ["agent/trpo"],
     ["train", "bandit"],
-    ["sweep", "results"],
+    ["plan", "settings", "results"],
+    ["sweep"],
     ["segments"],
+    ["host/files", "host/memory", "host/cluster", "host/experiment"],
+    ["host/chunks", "host/checkpoints"],
+    ["host/sweeps", "host/policy"],
     ["__init__"],
     ["host"],
 ]
-LEAVES = {"types", "ops", "config", "devices"}  # import nothing of the package but their own part
+LEAVES = {"types", "ops", "config", "devices", "estimates"}  # import nothing of the package but their own part
 
 
 def tree(module):

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import purejaxppo as ppo
 from purejaxppo.agent import envs, networks
@@ -74,3 +75,26 @@ def test_a_time_limit_treated_as_an_end_lowers_the_value():
         "Endless-test", [0.0], ENDLESS_HPARAMS, num_updates=120, bootstrap_truncated=False, num_steps=5, num_envs=8
     )
     np.testing.assert_allclose(values, np.full((NUM_SEEDS, 1), 2.629), atol=0.15)
+
+
+@pytest.mark.parametrize("squash", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_an_action_that_is_a_number(squash):
+    """The reward is minus the squared distance to (0.5, 1): however the bounds are kept, the mean goes there."""
+    sizes = {"num_envs": 8, "num_steps": 8, "num_epochs": 4, "num_minibatches": 2, "hidden_sizes": (16,)}
+    config = ppo.Config(env="Echo-test", total_timesteps=60 * 64, squash=squash, **sizes)
+    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
+    hparams = HPARAMS._replace(learning_rate=2e-2, gamma=0.0, log_std_init=-0.5)
+    state, metrics = jax.jit(jax.vmap(functools.partial(ppo.train, config), (None, 0)))(hparams, keys)
+    assert metrics.all_finite.all()
+    network = networks.make(config, envs.make("Echo-test"))
+    best = jnp.array([0.5, 1.0])
+    _, actions, _ = jax.vmap(lambda params: networks.act(network, params, (), best, jnp.zeros(2)))(state.params)
+    np.testing.assert_allclose(network.actions.to_env(actions), np.tile(best, (NUM_SEEDS, 1)), atol=0.2)
+
+
+def test_two_actions_at_once_on_observations_in_parts():
+    sizes = {"num_envs": 8, "num_steps": 8, "num_epochs": 4, "num_minibatches": 2, "hidden_sizes": (16,)}
+    config = ppo.Config(env="Nested-test", total_timesteps=60 * 64, **sizes)
+    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
+    _, metrics = jax.jit(jax.vmap(functools.partial(ppo.train, config), (None, 0)))(HPARAMS, keys)
+    assert (metrics.episode_return[:, -10:].mean(-1) > 1.8).all()

@@ -6,7 +6,8 @@ import pytest
 
 import purejaxppo as ppo
 from purejaxppo import devices, segments
-from purejaxppo.sweep import make_plan, train_chunk
+from purejaxppo.plan import make_plan
+from purejaxppo.sweep import train_chunk
 from tests.helpers import assert_equal, differs, leaves, tiny
 
 CONFIG = tiny(total_timesteps=6 * 16, kl_early_stopping=True)

@@ -10,33 +10,39 @@ from purejaxppo.agent.envs import Spaces
 from purejaxppo.config import Config
 
 
-def act(config: Config, spaces: Spaces, params: Any, obs: jax.Array) -> jax.Array:
-    """The most likely actions.
+def act(
+    config: Config,
+    spaces: Spaces,
+    params: Any,
+    obs_stats: Any,
+    obs: jax.Array,
+    memory: Any = (),
+    key: jax.Array | None = None,
+) -> tuple[jax.Array, Any]:
+    """Actions as the environment takes them.
 
     Args:
       config: of the run that trained the policy.
       spaces: of its environment.
       params: of its network.
-      obs: one observation or any batch of them, as the environment shows them or flattened.
+      obs_stats: the moments of its normaliser; () without one.
+      obs: one observation or any batch of them, raw, as the environment shows them or flattened.
+      memory: [..., H] of a recurrent network, after the step before.
+      key: () typed key, to draw each action from the policy by itself; without one they are the most likely ones.
 
     Returns:
-      Actions [...] int32, one an observation.
+      Actions, one an observation: [...] int32, or [..., D] where an action has D parts; and the memory after the step.
 
     Raises:
       ValueError: for observations of another shape.
     """
-    return networks.sample(_dist_params(config, spaces, params, obs), jnp.zeros(()))
+    network, flat = networks.make(config, spaces), envs.flatten(spaces, obs)
+    noise = jnp.zeros(()) if key is None else network.actions.draw_noise(key, flat.shape[:-1])
+    _, action, memory = networks.act(network, params, obs_stats, flat, noise, memory)
+    return network.actions.to_env(action), memory
 
 
-def sample(config: Config, spaces: Spaces, params: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
-    """Actions drawn from the policy, each by itself; as `act`.
-
-    Args:
-      key: () typed key.
-    """
-    dist_params = _dist_params(config, spaces, params, obs)
-    return networks.sample(dist_params, networks.draw_noise(key, dist_params.shape))
-
-
-def _dist_params(config: Config, spaces: Spaces, params: Any, obs: jax.Array) -> jax.Array:
-    return networks.policy(networks.make(config, spaces), params, envs.flatten(spaces, obs))
+def first_memory(config: Config, spaces: Spaces, batch_shape: tuple[int, ...] = ()) -> Any:
+    """Of a recurrent network at the start of an episode, zeros [*batch_shape, H]; () for others."""
+    memory = networks.first_memory(networks.make(config, spaces), 1).actor
+    return jax.tree.map(lambda leaf: jnp.zeros((*batch_shape, *leaf.shape[1:]), leaf.dtype), memory)

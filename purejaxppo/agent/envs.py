@@ -11,12 +11,15 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+MASK = "action_mask"  # the entry of a dictionary of observations that says which actions are allowed
+UNBOUNDED = 1e30  # spaces say "no bound" by an infinity or by the largest float32
 
 
 class EnvStep(NamedTuple):
@@ -30,6 +33,25 @@ class EnvStep(NamedTuple):
     final_obs: jax.Array  # [O] float32, of the true successor, before any reset
 
 
+class Discrete(NamedTuple):
+    """One action of `num_actions`, () int32."""
+
+    num_actions: int
+
+
+class MultiDiscrete(NamedTuple):
+    """D choices at once, one of `sizes[d]` each, [D] int32."""
+
+    sizes: tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """D real numbers between bounds (infinite where there are none), [D] float32."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Env:
     """An environment: its sizes, and `reset` and `step` for one copy of it (vmap them for more).
@@ -37,14 +59,18 @@ class Env:
     Attributes:
       name: as registered.
       num_features: O, the length of a flattened observation.
-      num_actions: A.
+      obs_shape: its shape before it was flattened, without the mask; (O,) where it had none.
+      num_masked: entries at its end that say which actions are allowed (1) and which are not (0); 0 without a mask.
+      actions: what `step` takes.
       reset: key -> (obs [O], state).
       step: (key, state, action) -> EnvStep; resets by itself at an episode's end.
     """
 
     name: str
     num_features: int
-    num_actions: int
+    obs_shape: tuple[int, ...]
+    num_masked: int
+    actions: Discrete | MultiDiscrete | Box
     reset: Callable[[jax.Array], tuple[jax.Array, Any]]
     step: Callable[[jax.Array, Any, jax.Array], EnvStep]
 
@@ -63,20 +89,23 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
     """
     # The first call may come from within a program that is being traced: what is built here must not belong to it.
     with jax.ensure_compile_time_eval():
-        from gymnax.environments import spaces
-
         env, params = _construct(name, dict(env_params))
-        action_space = env.action_space(params)
-        if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"config.env = {name!r}: its actions are {action_space!r}; supported: Discrete")
-        flatten = _flattener(name, env.observation_space(params))
+        actions, unflatten = _actions(name, env.action_space(params))
+        features, mask = _without_mask(name, env.observation_space(params), actions)
+        flatten_features = _flattener(name, features)
+
+    def flatten(obs: Any) -> jax.Array:
+        if not mask:
+            return flatten_features(obs)
+        allowed = jnp.asarray(_entry(obs, MASK), jnp.float32).reshape(mask)
+        return jnp.concatenate([flatten_features(obs), allowed])
 
     def reset(key: jax.Array) -> tuple[jax.Array, Any]:
         obs, state = env.reset(key, params)
         return flatten(obs), _strong(state)
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> EnvStep:
-        obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
+        obs, state, reward, terminated, truncated, info = env.step(key, state, unflatten(action), params)
         return EnvStep(
             obs=flatten(obs),
             state=_strong(state),
@@ -86,10 +115,13 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
             final_obs=flatten(info["final_observation"]),
         )
 
+    num_features = jax.eval_shape(reset, jax.random.key(0))[0].shape[0]
     return Env(
         name=name,
-        num_features=jax.eval_shape(reset, jax.random.key(0))[0].shape[0],
-        num_actions=int(action_space.n),
+        num_features=num_features,
+        obs_shape=_shape(features) or (num_features - mask,),
+        num_masked=mask,
+        actions=actions,
         reset=reset,
         step=step,
     )
@@ -133,15 +165,70 @@ def _like(default: Any, value: Any, what: str) -> Any:
     return jnp.asarray(value, jnp.result_type(default)) if array.ndim else value
 
 
+def _actions(name: str, space: Any) -> tuple[Discrete | MultiDiscrete | Box, Callable[[jax.Array], Any]]:
+    """What `step` takes for this action space, and how it becomes what the environment takes."""
+    from gymnax.environments import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n)), lambda action: action
+    if isinstance(space, spaces.Tuple) and all(isinstance(part, spaces.Discrete) for part in space.spaces):
+        return MultiDiscrete(tuple(int(part.n) for part in space.spaces)), tuple
+    if hasattr(space, "nvec"):
+        return MultiDiscrete(tuple(np.ravel(space.nvec).tolist())), lambda action: action
+    if isinstance(space, spaces.Box):
+        bounds = (np.broadcast_to(np.asarray(bound, np.float64), space.shape) for bound in (space.low, space.high))
+        low, high = (np.where(np.abs(bound) < UNBOUNDED, bound, np.copysign(np.inf, bound)) for bound in bounds)
+        if not (low < high).all():
+            raise ValueError(f"config.env = {name!r}: its actions are {space!r}; each low must be below its high")
+        shape = space.shape
+        return Box(tuple(low.ravel().tolist()), tuple(high.ravel().tolist())), lambda action: action.reshape(shape)
+    raise ValueError(f"config.env = {name!r}: its actions are {space!r}; supported: Discrete, a Tuple of them, Box")
+
+
+def _without_mask(name: str, space: Any, actions: Discrete | MultiDiscrete | Box) -> tuple[Any, int]:
+    """The observation space without its action mask, and the length of that, 0 where there is none.
+
+    A mask is the entry "action_mask" of a dictionary: one number an action, of every component in turn.
+    """
+    from gymnax.environments import spaces
+
+    if not isinstance(space, spaces.Dict) or MASK not in space.spaces or isinstance(actions, Box):
+        return space, 0
+    length = int(np.prod(space.spaces[MASK].shape))
+    needed = actions.num_actions if isinstance(actions, Discrete) else sum(actions.sizes)
+    if length != needed:
+        raise ValueError(f"config.env = {name!r}: its action mask has {length} entries; it must have {needed}")
+    return spaces.Dict({key: part for key, part in space.spaces.items() if key != MASK}), length
+
+
 def _flattener(name: str, space: Any) -> Callable[[Any], jax.Array]:
-    """How an observation of this space becomes a vector [O]: integers from a set one-hot, everything else raveled."""
+    """How an observation of this space becomes a vector: integers from a set one-hot, everything else raveled."""
     from gymnax.environments import spaces
 
     if isinstance(space, spaces.Discrete):
         return lambda obs: jax.nn.one_hot(obs, space.n, dtype=jnp.float32)
     if isinstance(space, spaces.Box):
         return lambda obs: jnp.asarray(obs, jnp.float32).reshape(-1)
-    raise ValueError(f"config.env = {name!r}: its observations are {space!r}; supported: Box, Discrete")
+    if isinstance(space, spaces.Tuple | spaces.Dict):
+        named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        parts = [(key, _flattener(name, part)) for key, part in named]
+        return lambda obs: jnp.concatenate([flatten(_entry(obs, key)) for key, flatten in parts])
+    raise ValueError(
+        f"config.env = {name!r}: its observations are {space!r}; supported: Box, Discrete, a Dict or Tuple of them"
+    )
+
+
+def _entry(obs: Any, key: Any) -> Any:
+    """One part of an observation: of a tuple, a dictionary or an object."""
+    return obs[key] if isinstance(obs, Mapping | tuple | list) else getattr(obs, key)
+
+
+def _shape(space: Any) -> tuple[int, ...]:
+    """The shape of an observation that is one array, () of any other."""
+    parts = getattr(space, "spaces", None)
+    if parts is None:
+        return tuple(space.shape)
+    return _shape(next(iter(parts.values()))) if isinstance(parts, Mapping) and len(parts) == 1 else ()
 
 
 def _strong(state: Any) -> Any:
@@ -178,13 +265,14 @@ def visualizer(name: str, env_params: tuple[tuple[str, Any], ...], states: list[
 
 
 class Spaces(NamedTuple):
-    """What a policy must know of its environment when the environment is not there."""
+    """What a policy must know of its environment when the environment is not there; see `Env` for the rest."""
 
-    name: str  # as registered
-    num_features: int  # O, the length of a flattened observation
-    num_actions: int  # A
-    obs_shape: tuple[int, ...]  # of an observation as the environment shows it
-    num_values: int  # of an observation that is one integer of a set; 0 where it is real numbers
+    name: str
+    num_features: int
+    obs_shape: tuple[int, ...]
+    num_masked: int
+    num_values: int  # of an observation that is one integer of a set; 0 for others
+    actions: Discrete | MultiDiscrete | Box
 
 
 def spaces_of(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Spaces:
@@ -194,10 +282,25 @@ def spaces_of(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Spaces
     """
     adapted = make(name, env_params)
     env, params = _construct(name, dict(env_params))
-    space = env.observation_space(params)
-    num_values = int(getattr(space, "n", 0))
-    shape = () if num_values else tuple(int(size) for size in space.shape)
-    return Spaces(name, adapted.num_features, adapted.num_actions, shape, num_values)
+    num_values = int(getattr(env.observation_space(params), "n", 0))
+    return Spaces(name, adapted.num_features, adapted.obs_shape, adapted.num_masked, num_values, adapted.actions)
+
+
+def spaces_to_mapping(spaces: Spaces) -> dict[str, Any]:
+    """Spaces as JSON can hold them."""
+    return spaces._asdict() | {"actions": {type(spaces.actions).__name__: spaces.actions._asdict()}}
+
+
+def spaces_from_mapping(values: dict[str, Any]) -> Spaces:
+    """The spaces of `spaces_to_mapping`, after JSON.
+
+    Raises:
+      KeyError, TypeError or ValueError: for what are none.
+    """
+    ((kind, fields),) = values["actions"].items()
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    actions = {"Discrete": Discrete, "MultiDiscrete": MultiDiscrete, "Box": Box}[kind](**fields)
+    return Spaces(**values | {"actions": actions, "obs_shape": tuple(values["obs_shape"])})
 
 
 def flatten(spaces: Spaces, obs: jax.Array) -> jax.Array:
@@ -209,13 +312,16 @@ def flatten(spaces: Spaces, obs: jax.Array) -> jax.Array:
     if spaces.num_values and jnp.issubdtype(obs.dtype, jnp.integer):
         return jax.nn.one_hot(obs, spaces.num_values, dtype=jnp.float32)
     batch = obs.ndim - len(spaces.obs_shape)
-    if not spaces.num_values and obs.shape[max(batch, 0) :] == spaces.obs_shape:
+    if not spaces.num_masked and batch >= 0 and obs.shape[batch:] == spaces.obs_shape:
         return obs.astype(jnp.float32).reshape(*obs.shape[:batch], spaces.num_features)
     if obs.shape[-1:] == (spaces.num_features,):
         return obs.astype(jnp.float32)
-    shown = [f"integers below {spaces.num_values}" if spaces.num_values else f"of shape {spaces.obs_shape}"]
-    if spaces.obs_shape != (spaces.num_features,):
-        shown.append(f"flattened of shape ({spaces.num_features},)")
+    shapes = dict.fromkeys(
+        [(spaces.num_features,)] if spaces.num_masked else [spaces.obs_shape, (spaces.num_features,)]
+    )
+    shown = [f"integers below {spaces.num_values}"] * bool(spaces.num_values) + [
+        f"of shape {shape}" for shape in shapes
+    ]
     raise ValueError(
         f"obs of shape {obs.shape} and type {obs.dtype}: those of {spaces.name} are {' or '.join(shown)}, "
         "behind any batch axes"

@@ -1,57 +1,19 @@
-"""The actor-critic, and the distribution that its outputs stand for."""
+"""The actor-critic: observation -> parameters of the action distribution, and value."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
-import distrax
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.nn.initializers import Initializer
 
 from purejaxppo import ops
+from purejaxppo.agent import distributions
 from purejaxppo.agent.envs import Env, Spaces
+from purejaxppo.agent.layers import ImageTrunk, RecurrentTrunk, Trunk, orthogonal
 from purejaxppo.config import Config
+from purejaxppo.types import Batch, Memory
 
-
-def orthogonal(scale: float) -> Initializer:
-    """Orthogonal rows or columns, whichever are fewer, times `scale`; uniform over all such matrices.
-
-    By Gram-Schmidt on a Gaussian matrix instead of the usual QR: a batched LAPACK call, which `vmap` makes of QR,
-    waits for itself for ever on two-core machines under jaxlib 0.10, and runs one matrix at a time on a GPU.
-
-    Source: Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
-    """
-
-    def init(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-        del out_sharding
-        columns = jax.random.normal(key, (min(shape), max(shape)), dtype)
-
-        def step(basis: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-            column = columns[index]
-            for _ in range(2):  # once loses orthogonality to rounding; twice is enough (Giraud et al. 2005)
-                column = column - basis.T @ (basis @ column)
-            return basis.at[index].set(column / jnp.linalg.norm(column)), None
-
-        basis, _ = jax.lax.scan(step, jnp.zeros_like(columns), jnp.arange(min(shape)))
-        return scale * (basis if shape[0] <= shape[1] else basis.T)
-
-    return init
-
-
-class Trunk(nn.Module):
-    """The hidden layers: obs [..., O] -> features [..., hidden_sizes[-1]]."""
-
-    hidden_sizes: tuple[int, ...]
-    activation: str
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        features = obs
-        for size in self.hidden_sizes:
-            features = nn.Dense(size, kernel_init=orthogonal(2**0.5))(features)
-            features = getattr(jax.nn, self.activation)(features)
-        return features
+FORBIDDEN = -1e9  # the logit of an action that the mask forbids: of probability 0, and finite
 
 
 class ActorCritic(nn.Module):
@@ -61,67 +23,205 @@ class ActorCritic(nn.Module):
       hidden_sizes: widths of the hidden layers.
       activation: name of a function in `jax.nn`.
       shared_trunk: whether both use the same hidden layers.
-      num_actions: A.
+      actions: the kind of action distribution.
+      image_shape: (height, width, channels) of an observation; () for a vector.
+      num_masked: entries at the end of an observation that say which actions are allowed.
+      recurrent: whether the last hidden layers carry a memory.
     """
 
     hidden_sizes: tuple[int, ...]
     activation: str
     shared_trunk: bool
-    num_actions: int
+    actions: distributions.Kind
+    image_shape: tuple[int, ...] = ()
+    num_masked: int = 0
+    recurrent: bool = False
 
     def setup(self) -> None:
-        self.actor_trunk = Trunk(self.hidden_sizes, self.activation)
-        self.critic_trunk = self.actor_trunk if self.shared_trunk else Trunk(self.hidden_sizes, self.activation)
-        self.actor_head = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
+        def trunk() -> nn.Module:
+            if self.recurrent:
+                return RecurrentTrunk(self.hidden_sizes, self.activation)
+            if self.image_shape:
+                return ImageTrunk(self.image_shape, self.hidden_sizes, self.activation)
+            return Trunk(self.hidden_sizes, self.activation)
+
+        self.actor_trunk = trunk()
+        self.critic_trunk = self.actor_trunk if self.shared_trunk else trunk()
+        has_std = isinstance(self.actions, distributions.Normal)
+        num_outputs = self.actions.num_params // (1 + has_std)
+        self.actor_head = nn.Dense(num_outputs, kernel_init=orthogonal(0.01))
+        self.actor_log_std = self.param("actor_log_std", nn.initializers.zeros, (num_outputs,)) if has_std else None
         self.critic_head = nn.Dense(1, kernel_init=orthogonal(1.0))
 
-    def policy(self, obs: jax.Array) -> jax.Array:
-        """obs [..., O] -> parameters of the action distribution [..., P]: logits, P = A."""
-        return self.actor_head(self.actor_trunk(obs))
+    def policy(self, obs: jax.Array, memory: Any = ()) -> tuple[jax.Array, Any]:
+        """obs [..., O], memory [..., H] -> parameters of the action distribution [..., P], memory after the step."""
+        hidden, memory = self.hidden(self.actor_trunk, obs, memory)
+        outputs = self.actor_head(hidden)
+        if self.num_masked:
+            outputs = jnp.where(obs[..., -self.num_masked :] > 0, outputs, FORBIDDEN)
+        if self.actor_log_std is not None:
+            log_std = jnp.clip(self.actor_log_std, distributions.MIN_LOG_STD, distributions.MAX_LOG_STD)
+            outputs = jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
+        return outputs, memory
 
-    def value(self, obs: jax.Array) -> jax.Array:
-        """obs [..., O] -> value [...]."""
-        return self.critic_head(self.critic_trunk(obs)).squeeze(-1)
+    def value(self, obs: jax.Array, memory: Any = ()) -> tuple[jax.Array, Any]:
+        """obs [..., O], memory [..., H] -> value [...], memory after the step."""
+        hidden, memory = self.hidden(self.critic_trunk, obs, memory)
+        return self.critic_head(hidden).squeeze(-1), memory
 
-    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def hidden(self, trunk: nn.Module, obs: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        """What the heads take, and the memory after the step."""
+        features = self.features(obs)
+        return trunk(features, memory) if self.recurrent else (trunk(features), memory)
+
+    def features(self, obs: jax.Array) -> jax.Array:
+        """An observation without its action mask."""
+        return obs[..., : obs.shape[-1] - self.num_masked] if self.num_masked else obs
+
+    def __call__(self, obs: jax.Array, memory: Any = ()) -> Any:
         """Both, to initialise both."""
-        return self.policy(obs), self.value(obs)
+        return self.policy(obs, memory), self.value(obs, memory)
 
 
 def make(config: Config, env: Env | Spaces) -> ActorCritic:
-    """The network of this config for this environment."""
-    return ActorCritic(config.hidden_sizes, config.activation, config.shared_trunk, env.num_actions)
+    """The network of this config for this environment.
+
+    Raises:
+      ValueError: for `squash` or `rescale_actions` without bounds, or a convolution of what is no image.
+    """
+    actions = distributions.make(config, env.name, env.actions)
+    image_shape = _image_shape(env) if config.network == "cnn" else ()
+    return ActorCritic(
+        hidden_sizes=config.hidden_sizes,
+        activation=config.activation,
+        shared_trunk=config.shared_trunk,
+        actions=actions,
+        image_shape=image_shape,
+        num_masked=env.num_masked,
+        recurrent=config.network == "gru",
+    )
+
+
+def _image_shape(env: Env | Spaces) -> tuple[int, ...]:
+    """(height, width, channels); an observation of two axes has one channel."""
+    shape = (*env.obs_shape, 1) if len(env.obs_shape) == 2 else env.obs_shape
+    if len(shape) != 3 or min(shape[:2]) < 3:
+        raise ValueError(
+            f"config.network = 'cnn': observations of {env.name} have shape {env.obs_shape}; "
+            "allowed with images (height, width[, channels]) of at least 3 x 3"
+        )
+    return shape
+
+
+def init(network: ActorCritic, key: jax.Array, obs: jax.Array, log_std_init: jax.typing.ArrayLike) -> Any:
+    """The parameters at the start of a run, from observations [N, O] of any value."""
+    params = network.init(key, obs, first_memory(network, obs.shape[0]).actor)
+    leaves = params["params"]
+    if "actor_log_std" in leaves:
+        leaves = leaves | {"actor_log_std": jnp.full_like(leaves["actor_log_std"], log_std_init)}
+    return {"params": leaves}
 
 
 def policy(network: ActorCritic, params: Any, obs: jax.Array) -> jax.Array:
-    """obs [..., O] -> parameters of the action distribution [..., P]."""
-    return cast(jax.Array, network.apply(params, obs, method="policy"))
+    """Without memory: obs [..., O] -> parameters of the action distribution [..., P]."""
+    return cast(jax.Array, network.apply(params, obs, method="policy")[0])
 
 
 def value(network: ActorCritic, params: Any, obs: jax.Array) -> jax.Array:
-    """obs [..., O] -> value [...], in units of return."""
-    return cast(jax.Array, network.apply(params, obs, method="value"))
+    """Without memory: obs [..., O] -> value [...], in units of return."""
+    return cast(jax.Array, network.apply(params, obs, method="value")[0])
 
 
-def distribution(dist_params: jax.Array) -> distrax.Categorical:
-    """dist_params [..., P] -> the action distribution, batch shape [...]."""
-    return distrax.Categorical(logits=dist_params)
+def normalize(obs_stats: Any, obs: jax.Array) -> jax.Array:
+    """A raw observation [..., O] as the networks see it: standard scores, or itself where obs_stats is ().
 
-
-def kl(old_dist_params: jax.Array, new_dist_params: jax.Array) -> jax.Array:
-    """The exact KL(old || new) of the distributions of two [..., P], [...] float32, nats."""
-    return ops.kl_categorical(old_dist_params, new_dist_params)
-
-
-def draw_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """All the noise of a rollout in one draw, [..., P] for `sample`: standard Gumbel."""
-    return jax.random.gumbel(key, shape)
-
-
-def sample(dist_params: jax.Array, noise: jax.Array) -> jax.Array:
-    """An action [...] int32 from the distribution of `dist_params` [..., P], by its `noise` [..., P].
-
-    argmax(logits + Gumbel noise) is an exact categorical sample. Zero noise gives the mode. NaN logits give a valid
-    action, so a diverged run goes on and `Metrics.all_finite` reports it.
+    An action mask at its end, of which there are no statistics, stays as it is.
     """
-    return jnp.argmax(dist_params + noise, axis=-1).astype(jnp.int32)
+    if obs_stats == ():
+        return obs
+    num_features = obs_stats.mean.shape[-1]
+    scores = ops.standard_score(obs_stats, obs[..., :num_features])
+    return scores if num_features == obs.shape[-1] else jnp.concatenate([scores, obs[..., num_features:]], axis=-1)
+
+
+def act(
+    network: ActorCritic, params: Any, obs_stats: Any, obs: jax.Array, noise: jax.Array, memory: Any = ()
+) -> tuple[jax.Array, jax.Array, Any]:
+    """An action on raw observations, the one way to act in training, in evaluation and after.
+
+    Args:
+      obs: [..., O] float32, raw.
+      noise: [..., noise] float32 from `network.actions.draw_noise`; 0 gives the most likely action.
+      memory: [..., H] float32 of the actor of a recurrent network, 0 at the start of an episode.
+
+    Returns:
+      Parameters of the action distribution [..., P]; the action as it is drawn, of which the environment is to be
+      given `network.actions.to_env(action)`; and the memory after the step.
+    """
+    dist_params, memory = network.apply(params, normalize(obs_stats, obs), memory, method="policy")
+    return dist_params, network.actions.sample(dist_params, noise), memory
+
+
+def first_memory(network: ActorCritic, num: int) -> Memory:
+    """At the start of `num` episodes: zeros [num, H] each, or nothing."""
+    if not network.recurrent:
+        return Memory()
+    return Memory(*jnp.zeros((2, num, network.hidden_sizes[-1]), jnp.float32))
+
+
+def forget(memory: Any, ended: jax.Array) -> Any:
+    """Zero where an episode has ended: memory [..., H] or (), ended [...]."""
+    return jax.tree.map(lambda x: jnp.where(ended[..., None], 0.0, x), memory)
+
+
+def values(
+    network: ActorCritic, params: Any, obs: jax.Array, final_obs: jax.Array, ended: jax.Array, memory: Any
+) -> tuple[jax.Array, jax.Array, Any]:
+    """The critic on a rollout: values of the states and of their true successors.
+
+    Args:
+      obs, final_obs: [T, N, O] float32, as the networks see them; of each state and of its true successor.
+      ended: [T, N] bool, the episode ended at this step.
+      memory: [N, H] of the critic before the first step, or ().
+
+    Returns:
+      Both [T, N] float32, and the memory after the last step.
+    """
+    if not network.recurrent:
+        value_, next_value = value(network, params, jnp.stack([obs, final_obs]))
+        return value_, next_value, memory
+
+    def step(memory: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        obs, final_obs, ended = inputs
+        value_, after = network.apply(params, obs, memory, method="value")
+        next_value, _ = network.apply(params, final_obs, after, method="value")
+        return forget(after, ended), (cast(jax.Array, value_), cast(jax.Array, next_value))
+
+    memory, (value_, next_value) = jax.lax.scan(step, memory, (obs, final_obs, ended))
+    return value_, next_value, memory
+
+
+def batch_policy(network: ActorCritic, params: Any, batch: Batch) -> jax.Array:
+    """Parameters of the action distributions at the observations of a batch, [..., P]."""
+    if not network.recurrent:
+        return policy(network, params, batch.obs)
+    return _unroll(network, params, "policy", batch, batch.memory.actor)
+
+
+def batch_value(network: ActorCritic, params: Any, batch: Batch) -> jax.Array:
+    """Values at the observations of a batch, [...], in units of return."""
+    if not network.recurrent:
+        return value(network, params, batch.obs)
+    return _unroll(network, params, "value", batch, batch.memory.critic)
+
+
+def _unroll(network: ActorCritic, params: Any, method: str, batch: Batch, memory: jax.Array) -> jax.Array:
+    """The outputs [N, T, ...] along the stretches of a batch, forgetting where the rollout did."""
+
+    def step(memory: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        obs, fresh = inputs
+        output, after = network.apply(params, obs, forget(memory, fresh), method=method)
+        return cast(jax.Array, after), cast(jax.Array, output)
+
+    _, outputs = jax.lax.scan(step, memory, (batch.obs.swapaxes(0, 1), batch.fresh.swapaxes(0, 1)))
+    return outputs.swapaxes(0, 1)

@@ -61,7 +61,7 @@ def improve(
 
     Args:
       batch: [B, ...], in any order.
-      permutations: [K, B] int32, the order of the samples in each epoch.
+      permutations: [K, rows] int32, the order of the batch's rows in each epoch.
       learning_rate: () float32.
       kl_coef: () float32, coefficient of the KL penalty; read with `kl_penalty`.
 
@@ -111,7 +111,7 @@ def epoch(
     batch: Batch,
     permutation: jax.Array,
 ) -> tuple[tuple[Any, optax.OptState], Losses]:
-    """One pass over the batch in the order of the permutation [B], an optimiser step a minibatch.
+    """One pass over the batch in the order of the permutation [rows], an optimiser step a minibatch.
 
     Args:
       minibatch_loss: (params, minibatch) -> loss, (policy loss, value loss), () each.
@@ -128,7 +128,7 @@ def epoch(
         params = optax.apply_updates(params, updates)
         return (params, opt_state), Losses(policy_loss, value_loss, optax.tree.norm(grads))
 
-    shuffled = permutation.reshape(config.num_minibatches, config.minibatch_size)
+    shuffled = permutation.reshape(config.num_minibatches, -1)
     return jax.lax.scan(step, carry, jax.tree.map(lambda x: x[shuffled], batch))
 
 
@@ -148,12 +148,12 @@ def loss(
     advantages = minibatch.advantages
     if config.normalize_advantages:
         advantages = ops.standardize(advantages)
-    dist_params = networks.policy(network, params, minibatch.obs)
-    policy = networks.distribution(dist_params)
+    dist_params = networks.batch_policy(network, params, minibatch)
+    policy = network.actions.distribution(dist_params)
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
     policy_loss = -jnp.mean(ops.clipped_surrogate(log_ratio, advantages, hparams.clip_eps))
     if config.kl_penalty:
-        policy_loss += kl_coef * jnp.mean(networks.kl(minibatch.dist_params, dist_params))
+        policy_loss += kl_coef * jnp.mean(network.actions.kl(minibatch.dist_params, dist_params))
     value_loss = fit_loss(params, hparams, network, minibatch)
     total = policy_loss + hparams.vf_coef * value_loss - hparams.ent_coef * jnp.mean(policy.entropy())
     return total, (policy_loss, value_loss)
@@ -161,18 +161,18 @@ def loss(
 
 def fit_loss(params: Any, hparams: HParams, network: networks.ActorCritic, minibatch: Batch) -> jax.Array:
     """How far the critic is from the value targets, () float32: the clipped value loss, a mean over the minibatch."""
-    value = networks.value(network, params, minibatch.obs)
+    value = networks.batch_value(network, params, minibatch)
     return jnp.mean(ops.clipped_value_loss(value, minibatch.value, minibatch.value_targets, hparams.value_clip_eps))
 
 
 def diagnose(hparams: HParams, network: networks.ActorCritic, params: Any, batch: Batch) -> Diagnostics:
     """How far the policy of `params` has moved from the one that collected the batch."""
-    dist_params = networks.policy(network, params, batch.obs)
-    policy = networks.distribution(dist_params)
+    dist_params = networks.batch_policy(network, params, batch)
+    policy = network.actions.distribution(dist_params)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     return Diagnostics(
         entropy=jnp.mean(policy.entropy()),
         approx_kl=jnp.mean(ops.kl_k3(log_ratio)),
-        exact_kl=jnp.mean(networks.kl(batch.dist_params, dist_params)),
+        exact_kl=jnp.mean(network.actions.kl(batch.dist_params, dist_params)),
         clip_fraction=jnp.mean(ops.clip_fraction(log_ratio, hparams.clip_eps)),
     )

@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from purejaxppo import ops
 from purejaxppo.agent import networks
 from purejaxppo.agent.envs import Env
 from purejaxppo.config import Config
-from purejaxppo.types import TrainState, Transition
+from purejaxppo.types import Memory, TrainState, Transition
 
 
 def collect(
@@ -16,7 +17,8 @@ def collect(
 ) -> tuple[TrainState, Transition]:
     """Steps the environments `num_steps` times and evaluates the critic on everything they saw.
 
-    All random numbers are drawn before the scan; inside it stand the actor and the environments alone.
+    All random numbers are drawn before the scan; inside it stand the actor and the environments alone. Observations
+    are normalised throughout by the statistics that the rollout started with, and added to them at its end.
 
     Args:
       key: () typed key, used up here.
@@ -26,21 +28,21 @@ def collect(
     """
     noise_key, step_key = jax.random.split(key)
     shape = (config.num_steps, config.num_envs)
-    noise = networks.draw_noise(noise_key, (*shape, env.num_actions))
+    noise = network.actions.draw_noise(noise_key, shape)
     step_keys = jax.random.split(step_key, shape)
 
     def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        env_state, obs, episode_return, episode_length = carry
+        env_state, obs, memory, episode_return, episode_length = carry
         noise, keys = inputs
-        dist_params = networks.policy(network, state.params, obs)
-        action = networks.sample(dist_params, noise)
-        env_step = jax.vmap(env.step)(keys, env_state, action)
+        dist_params, action, memory = networks.act(network, state.params, state.obs_stats, obs, noise, memory)
+        env_step = jax.vmap(env.step)(keys, env_state, network.actions.to_env(action))
         episode_return += env_step.reward
         episode_length += 1
         ended = env_step.terminated | env_step.truncated
         next_carry = (
             env_step.state,
             env_step.obs,
+            networks.forget(memory, ended),
             jnp.where(ended, 0.0, episode_return),
             jnp.where(ended, 0, episode_length),
         )
@@ -56,15 +58,18 @@ def collect(
             episode_length,
         )
 
-    carry = (state.env_state, state.obs, state.episode_return, state.episode_length)
+    carry = (state.env_state, state.obs, state.memory.actor, state.episode_return, state.episode_length)
     carry, stored = jax.lax.scan(step, carry, (noise, step_keys))
     obs, action, dist_params, final_obs, reward, terminated, truncated, episode_return, episode_length = stored
-    value, next_value = networks.value(network, state.params, jnp.stack([obs, final_obs]))
+    seen, final_seen = (networks.normalize(state.obs_stats, x) for x in (obs, final_obs))
+    value, next_value, critic_memory = networks.values(
+        network, state.params, seen, final_seen, terminated | truncated, state.memory.critic
+    )
     transition = Transition(
-        obs=obs,
+        obs=seen,
         action=action,
         dist_params=dist_params,
-        log_prob=networks.distribution(dist_params).log_prob(action),
+        log_prob=network.actions.distribution(dist_params).log_prob(action),
         value=value,
         next_value=next_value,
         reward=reward,
@@ -73,6 +78,15 @@ def collect(
         episode_return=episode_return,
         episode_length=episode_length,
     )
-    env_state, obs, episode_return, episode_length = carry
-    state = state._replace(env_state=env_state, obs=obs, episode_return=episode_return, episode_length=episode_length)
+    if config.normalize_observations:
+        samples = network.features(obs).reshape(config.batch_size, -1)
+        state = state._replace(obs_stats=ops.merge_moments(state.obs_stats, ops.moments(samples)))
+    env_state, obs, actor_memory, episode_return, episode_length = carry
+    state = state._replace(
+        env_state=env_state,
+        obs=obs,
+        memory=Memory(actor_memory, critic_memory),
+        episode_return=episode_return,
+        episode_length=episode_length,
+    )
     return state, transition

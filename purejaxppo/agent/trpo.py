@@ -72,9 +72,10 @@ def policy_step(
     advantages = ops.standardize(batch.advantages) if config.normalize_advantages else batch.advantages
 
     def evaluate(actor: Any) -> tuple[jax.Array, jax.Array]:
-        dist_params = networks.policy(network, _joined(actor, critic), batch.obs)
-        log_ratio = networks.distribution(dist_params).log_prob(batch.action) - batch.log_prob
-        return jnp.mean(ops.surrogate(log_ratio, advantages)), jnp.mean(networks.kl(batch.dist_params, dist_params))
+        dist_params = networks.batch_policy(network, _joined(actor, critic), batch)
+        log_ratio = network.actions.distribution(dist_params).log_prob(batch.action) - batch.log_prob
+        kl = network.actions.kl(batch.dist_params, dist_params)
+        return jnp.mean(ops.surrogate(log_ratio, advantages)), jnp.mean(kl)
 
     gradient = jax.grad(lambda actor: evaluate(actor)[0])(actor)
 

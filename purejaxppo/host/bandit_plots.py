@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from purejaxppo import ops
+from purejaxppo.host import plots
 from purejaxppo.host.bandit_facts import CLIP, NO_CLIP, Summary
 
 LEARNERS = ((NO_CLIP, "no clip", "#D55E00"), (CLIP, "clip 0.2", "#0072B2"))
@@ -71,7 +72,8 @@ def save_map(path: Path, cells: dict[str, np.ndarray], axes: dict[str, tuple[flo
         for line, (name, label, colors, scale) in zip(panels, rows, strict=True):
             values = scale * cells[name]
             for panel, epochs, value in zip(line, columns, values, strict=True):
-                image = _plot_cells(panel, value, (values.min(), values.max()), colors, "%.0f" if scale > 1 else "%.2f")
+                texts = np.strings.mod("%.0f" if scale > 1 else "%.2f", value)
+                image = plots.cells(panel, value, (values.min(), values.max()), colors, texts)
                 panel.set_xticks(range(len(axes["clip_eps"])), [_number(x) for x in axes["clip_eps"]])
                 panel.set_yticks(range(len(axes["num_pulls"])), [_number(x) for x in axes["num_pulls"]])
                 panel.set_title(f"K = {epochs:g}" if name == "wrong_arm" else "")
@@ -174,16 +176,6 @@ def _plot_clip(axes: Axes, ratio: np.ndarray, advantage: float, clip_eps: float)
         axes.axvline(edge, color="0.7", lw=0.8)
     kind = "good action, A = +1" if advantage > 0 else "bad action, A = -1"
     axes.set(xlabel="ratio new / old probability", ylabel="objective of the sample", xlim=(0, 2), title=kind)
-
-
-def _plot_cells(axes: Axes, values: np.ndarray, limits: tuple[float, float], colors: str, form: str) -> Any:
-    image = axes.imshow(values, origin="lower", aspect="auto", cmap=colors, vmin=limits[0], vmax=limits[1])
-    for (row, column), value in np.ndenumerate(values):
-        red, green, blue, _ = image.cmap(image.norm(value))
-        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-        axes.text(column, row, form % value, ha="center", va="center", size=9, color="white" if dark else "black")
-    axes.tick_params(length=0)
-    return image
 
 
 def _number(value: float) -> str:

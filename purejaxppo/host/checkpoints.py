@@ -28,7 +28,7 @@ from purejaxppo import results
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host import files
 from purejaxppo.host.experiment import Experiment
-from purejaxppo.sweep import Shape
+from purejaxppo.plan import Shape
 from purejaxppo.types import Metrics, TrainState
 
 FOLDER = "checkpoints"

@@ -18,14 +18,14 @@ import tomli_w
 
 from purejaxppo.config import HParams, config_from_mapping
 from purejaxppo.host import files
-from purejaxppo.sweep import Group, Plan, Shape
+from purejaxppo.plan import Group, Plan, Shape
 from purejaxppo.types import Metrics
 
 PLAN = "plan.toml"
 
 
 class Store:
-    """The directory of one sweep, held by this process alone while the object lives."""
+    """The directory of one sweep, held by this process alone until it is closed."""
 
     def __init__(self, directory: Path, plan: Plan) -> None:
         """Makes the directory of a plan, or goes on with it; see `adopt` for what a directory may hold."""
@@ -43,6 +43,10 @@ class Store:
             left.unlink()
         if not (directory / PLAN).exists():
             files.replace(directory / PLAN, to_toml(plan).encode())
+
+    def close(self) -> None:
+        """Lets others work on the directory."""
+        self._lock.close()
 
     def read(self, index: int) -> Metrics | None:
         """The metrics of a finished chunk, leaves [n, num_updates]; None for one that is missing or damaged."""
@@ -112,9 +116,13 @@ def adopt(directory: Path, plan: Plan, chunk_size: int | None) -> Plan | None:
         raise ValueError(f"{directory}: holds another sweep, which differs in {', '.join(different)}")
     sizes = sorted({group.chunk_size for group in found.groups})
     if chunk_size is not None and sizes != sorted({group.chunk_size for group in plan.groups}):
-        raise ValueError(
-            f"chunk_size = {chunk_size}: {directory} was begun with chunks of {', '.join(map(str, sizes))}"
-        )
+        have = ", ".join(map(str, sizes))
+        raise ValueError(f"chunk_size = {chunk_size}: {directory} was begun with chunks of {have} runs")
+    begun = tomllib.loads((directory / PLAN).read_text())["versions"]
+    newer = [f"{name} {begun.get(name)} -> {now}" for name, now in files.versions().items() if begun.get(name) != now]
+    if newer:
+        text = f"{directory}: was begun with other versions, last bits may differ: {', '.join(newer)}"
+        warnings.warn(text, stacklevel=2)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The command line: `purejaxppo train CONFIG.toml`, `purejaxppo resume DIR`, `purejaxppo lab`, `purejaxppo bandit`.
+"""The command line: `purejaxppo train CONFIG.toml`, `resume DIR`, `evaluate DIR`, `sweep SWEEP.toml` and so on.
 
 Bad input ends with one line on standard error and exit code 2 before anything is written; a run that did not stay
 finite with exit code 1 after everything is saved; a training that was asked to end with 130 or 143 after a checkpoint.
@@ -11,6 +11,7 @@ import inspect
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from purejaxppo.host.checkpoints import Found
 from purejaxppo.host.experiment import Experiment
 from purejaxppo.host.policy import Policy
 from purejaxppo.host.training import Options
-from purejaxppo.sweep import Plan
+from purejaxppo.plan import Plan
 from purejaxppo.types import Metrics
 
 USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what it takes
@@ -38,6 +39,8 @@ USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what 
   resume DIR          go on with a training that was stopped or killed, or on to more steps; bitwise as if it never was
   evaluate DIR        episodes of every run, with its most likely actions and with sampled ones
   render DIR OUT.gif  an episode of the best run as a moving picture
+  sweep SWEEP.toml    train a grid, a random search or a list of settings; goes on where it was interrupted
+  plot DIR            draw a finished run or sweep again
   lab                 the CartPole lab of the trust-region family, over many seeds
   bandit              the 300-seed statistics of the bandit, with intervals
 
@@ -76,13 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             argv = [argument for argument in argv if argument != NO_CACHE]
         else:
             cache.use()
-        return COMMANDS[argv[0]](argv[1:])
+        with warnings.catch_warnings():
+            warnings.showwarning = _note  # type: ignore[assignment]
+            return COMMANDS[argv[0]](argv[1:])
     except ValueError as error:
         print(f"purejaxppo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("purejaxppo: stopped; nothing was saved", file=sys.stderr)
         return 130
+
+
+def _note(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    """A warning in one line."""
+    text = " ".join(str(message).split())
+    print(f"purejaxppo: {text}" if category is UserWarning else f"{category.__name__}: {text}", file=sys.stderr)
 
 
 def train(argv: list[str]) -> int:
@@ -170,6 +181,76 @@ def render(argv: list[str]) -> int:
     return _parse(function, argv, "render DIR OUT.gif")
 
 
+@dataclasses.dataclass(frozen=True)
+class Sweep(Experiment):
+    """Train every setting of a sweep with every seed; the same command goes on where it was interrupted.
+
+    Attributes:
+      out: directory of the sweep; by default runs/NAME.
+      chunk_size: runs that are trained at once; by default what is fast and fits in memory.
+      executor: local, or ray for a cluster.
+      ray_address: host:port of the cluster; without it Ray is started on this machine.
+      threshold: a return; the environment steps until it is reached are reported.
+      dry_run: only say what would be trained, in which memory and time.
+    """
+
+    out: Path | None = None
+    chunk_size: int | None = None
+    executor: str = "local"
+    ray_address: str | None = None
+    threshold: float | None = None
+    dry_run: bool = False
+
+
+def sweep(argv: list[str]) -> int:
+    """`purejaxppo sweep`."""
+    from purejaxppo.host import sweep_command
+
+    default, axes, name = Sweep(), experiments.ONE, "sweep"
+    if argv and not argv[0].startswith("-"):
+        path = Path(argv.pop(0))
+        base, axes = experiments.read_sweep(path)
+        default, name = Sweep(**vars(base)), path.stem
+    elif not {"-h", "--help"} & set(argv):
+        raise ValueError("sweep: must be followed by the path of a TOML file")
+    arguments: Sweep = _parse(Sweep, argv, "sweep SWEEP.toml", default=default)
+    base = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
+    if arguments.eval_every:
+        raise ValueError(f"eval_every = {arguments.eval_every}: is read by `train` alone")
+    if arguments.ray_address is not None and arguments.executor != "ray":
+        raise ValueError(f"--ray-address {arguments.ray_address}: is read only with --executor ray")
+    experiments.check_base(base, axes)
+    ppo.use_all_cores()
+    settings = ppo.settings(base.config, base.hparams, experiments.points_of(axes))
+    out, size = arguments.out or Path("runs") / name, (base.num_seeds, base.seed)
+    if arguments.dry_run:
+        return sweep_command.dry_run(settings, *size, arguments.chunk_size, out)
+    options = {name: getattr(arguments, name) for name in ("chunk_size", "executor", "ray_address")}
+    try:
+        return sweep_command.train(
+            out, experiments.to_toml(base, axes), settings, *size, arguments.threshold, **options
+        )
+    except KeyboardInterrupt:
+        print(f"purejaxppo: stopped; {out} keeps what is finished, the same command goes on", file=sys.stderr)
+        return 130
+
+
+def plot(argv: list[str]) -> int:
+    """`purejaxppo plot`."""
+    from purejaxppo.host import sweep_command
+
+    def run_plot(directory: tyro.conf.Positional[Path], /, threshold: float | None = None) -> int:
+        """Draw a finished run or sweep again.
+
+        Args:
+          directory: of the run or sweep.
+          threshold: a return; the environment steps until it is reached are reported.
+        """
+        return sweep_command.plot(directory, threshold)
+
+    return _parse(run_plot, argv, "plot")
+
+
 def lab(argv: list[str]) -> int:
     """`purejaxppo lab`."""
     from purejaxppo.host.lab import run_lab
@@ -191,6 +272,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": resume,
     "evaluate": evaluate,
     "render": render,
+    "sweep": sweep,
+    "plot": plot,
     "lab": lab,
     "bandit": bandit,
 }
@@ -286,6 +369,7 @@ def _flags(function: Callable[..., Any]) -> list[str]:
     names = [name for name in inspect.signature(function).parameters if name not in ("config", "hparams", "options")]
     if function is Train:
         names += [field.name for field in dataclasses.fields(Options)]
+    if function in (Train, Sweep):
         names += [f"config.{field.name}" for field in dataclasses.fields(ppo.Config)]
         names += [f"hparams.{name}" for name in ppo.HParams._fields]
     return [f"--{name.replace('_', '-')}" for name in names]

@@ -81,11 +81,6 @@ def late_spread(metrics: Metrics) -> np.ndarray:
     return np.nanstd(returns[:, -(returns.shape[1] // 4) :], axis=1)
 
 
-def mean_return(metrics: Metrics) -> np.ndarray:
-    """Mean return over training: the area under the curve. [num_seeds]."""
-    return np.nanmean(results.return_curve(metrics)[1], axis=1)
-
-
 def first_entropy(metrics: Metrics) -> np.ndarray:
     """Entropy after the first update, nats. [num_seeds]."""
     return np.asarray(metrics.entropy)[:, 0]
@@ -118,7 +113,7 @@ def _claims() -> list[Claim]:
             "about as fast",
             0.85,
             1.15,
-            lambda runs: mean_return(runs[fast]) / mean_return(runs["PPO"]),
+            lambda runs: results.area_under_curve(runs[fast]) / results.area_under_curve(runs["PPO"]),
         ),
         Claim(fast, "clip fraction, median update", "0.1-0.3", 0.1, 0.3, _median(fast, "clip_fraction")),
         Claim(fast, "approx KL, times PPO's", "a few times", 2.0, 10.0, kl_ratio),

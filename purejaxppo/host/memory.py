@@ -4,7 +4,8 @@ from pathlib import Path
 
 import jax
 
-from purejaxppo.sweep import Plan, compile_program, fit, num_bytes_of_metrics
+from purejaxppo.plan import Plan
+from purejaxppo.sweep import compile_program, fit, num_bytes_of_metrics
 
 # Left to what else runs on the machine, and to what a compiler's estimate misses.
 SHARE = 0.8

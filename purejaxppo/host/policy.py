@@ -13,30 +13,30 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from purejaxppo import results
-from purejaxppo.agent import acting
+from purejaxppo import ops, results
+from purejaxppo.agent import acting, envs
 from purejaxppo.agent.envs import Spaces
 from purejaxppo.config import Config, config_from_mapping
 from purejaxppo.host import checkpoints, files
 from purejaxppo.host.checkpoints import Checkpoint, Found
 
-PARAMS = "params/"  # where they stand among the leaves of a TrainState
+READ = ("params/", "obs_stats/")  # the leaves of a TrainState that a policy reads
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """A trained policy. Needs neither its environment nor its optimiser.
+    """A trained policy with its normaliser. Needs neither its environment nor its optimiser.
 
     Attributes:
       config: of the run that trained it.
       spaces: of its environment.
-      params: of its network, by the paths that they have in a checkpoint.
+      leaves: parameters of its network and statistics of its normaliser, by the paths that they have in a checkpoint.
     """
 
     config: Config
     spaces: Spaces
-    params: dict[str, np.ndarray]
+    leaves: dict[str, np.ndarray]
 
     @classmethod
     def load(cls, path: Path | str, run: int | str = "best", checkpoint: int | str = "last") -> "Policy":
@@ -54,8 +54,8 @@ class Policy:
         if path.is_dir():
             content = checkpoints.read(find_run(path, checkpoint))
             index = choose_run(content, run)
-            params = {name: leaf[index] for name, leaf in content.state.items() if name.startswith(PARAMS)}
-            return cls(content.experiment.config, spaces_from(content.spaces), params)
+            leaves = {name: leaf[index] for name, leaf in content.state.items() if name.startswith(READ)}
+            return cls(content.experiment.config, envs.spaces_from_mapping(content.spaces), leaves)
         if run != "best" or checkpoint != "last":
             raise ValueError(f"{path}: is not a run directory, so there is no run = {run!r} or checkpoint to choose")
         return _read(path)
@@ -64,15 +64,16 @@ class Policy:
         """The most likely action of each observation.
 
         Args:
-          obs: one observation or any batch of them, as the environment shows them or flattened.
+          obs: one observation or any batch of them, raw, as the environment shows them or flattened.
 
         Returns:
-          Actions [...] int32.
+          Actions as the environment takes them: [...] int32, or [..., D] where an action has D parts.
 
         Raises:
-          ValueError: for observations of another shape.
+          ValueError: for observations of another shape, or a policy that remembers (see `step`).
         """
-        return _act(self.config, self.spaces, self.tree, jnp.asarray(obs))
+        self._check_forgetful()
+        return self.step(obs)[0]
 
     def sample(self, obs: Any, key: jax.Array) -> jax.Array:
         """An action of each observation, drawn from the policy; as calling it.
@@ -80,38 +81,69 @@ class Policy:
         Args:
           key: () typed key.
         """
-        return _sample(self.config, self.spaces, self.tree, jnp.asarray(obs), key)
+        self._check_forgetful()
+        return self.step(obs, key=key)[0]
+
+    def step(self, obs: Any, memory: Any = (), key: jax.Array | None = None) -> tuple[jax.Array, Any]:
+        """Actions, and what a recurrent policy remembers after them; `first_memory` is what to begin an episode with.
+
+        Args:
+          obs: as of calling it.
+          memory: after the step before, one an observation.
+          key: () typed key to draw the actions with; without one they are the most likely ones.
+        """
+        return _act(self.config, self.spaces, *self.trees, jnp.asarray(obs), memory, key)
+
+    def first_memory(self, *batch_shape: int) -> Any:
+        """What a recurrent policy remembers at the start of episodes; () of others."""
+        return acting.first_memory(self.config, self.spaces, batch_shape)
 
     @functools.cached_property
-    def tree(self) -> Any:
-        """The parameters as the network takes them."""
+    def trees(self) -> tuple[Any, Any]:
+        """The parameters and the statistics of the normaliser, as the network takes them."""
+        # NumPy arrays: made while something is traced, they must not belong to that.
         tree: dict[str, Any] = {}
-        for name, leaf in self.params.items():
-            *folders, last = name.removeprefix(PARAMS).split("/")
-            place = functools.reduce(lambda place, folder: place.setdefault(folder, {}), folders, tree)
-            place[last] = leaf  # of NumPy: made while something is traced, it must not belong to that
-        return tree
+        for name, leaf in self.leaves.items():
+            *folders, last = name.split("/")
+            functools.reduce(lambda place, folder: place.setdefault(folder, {}), folders, tree)[last] = leaf
+        return tree["params"], ops.Moments(**tree["obs_stats"]) if "obs_stats" in tree else ()
 
     def save(self, path: Path | str) -> None:
-        """Writes it as one file, which `load` reads: an npz of the parameters and of what they are for."""
+        """Writes it as one file, which `load` reads: an npz of its leaves and of what they are for."""
         settings = dataclasses.asdict(self.config) | {"env_params": dict(self.config.env_params)}
-        about = json.dumps({"config": settings, "spaces": self.spaces._asdict(), "versions": files.versions()})
+        spaces = envs.spaces_to_mapping(self.spaces)
+        about = json.dumps({"config": settings, "spaces": spaces, "versions": files.versions()})
         with files.partial(Path(path)) as written, written.open("wb") as file:
-            np.savez(file, about=np.array(about), **self.params)  # type: ignore[arg-type]
+            np.savez(file, about=np.array(about), **self.leaves)  # type: ignore[arg-type]
 
     def export(self, path: Path | str) -> None:
-        """Writes the program observations [batch, ...] -> most likely actions [batch], for any size of batch.
+        """Writes the program observations [batch, ...] -> most likely actions [batch, ...], for any size of batch; of a
+        recurrent policy, (observations, memory [batch, H]) -> (actions, memory).
 
-        What it takes to run it is JAX alone:
+        What it takes to run it is JAX, with flatbuffers, alone:
 
             policy = jax.export.deserialize(bytearray(pathlib.Path(path).read_bytes()))
             actions = policy.call(obs)
         """
-        dtype, shape = (jnp.int32, ()) if self.spaces.num_values else (jnp.float32, self.spaces.obs_shape)
         (batch,) = jax.export.symbolic_shape("batch")
-        program = jax.jit(functools.partial(acting.act, self.config, self.spaces, self.tree))
-        exported = jax.export.export(program, platforms=PLATFORMS)(jax.ShapeDtypeStruct((batch, *shape), dtype))
+        dtype, shape = jnp.float32, self.spaces.obs_shape
+        if self.spaces.num_values:
+            dtype, shape = jnp.int32, ()
+        elif self.spaces.num_masked:
+            shape = (self.spaces.num_features,)
+        inputs = [jax.ShapeDtypeStruct(shape, dtype), *jax.tree.leaves(self.first_memory())]
+        arguments = [jax.ShapeDtypeStruct((batch, *leaf.shape), leaf.dtype) for leaf in inputs]
+
+        def program(obs: jax.Array, *memory: jax.Array) -> Any:
+            action, after = acting.act(self.config, self.spaces, *self.trees, obs, memory[0] if memory else ())
+            return (action, after) if memory else action
+
+        exported = jax.export.export(jax.jit(program), platforms=PLATFORMS)(*arguments)
         files.replace(Path(path), bytes(exported.serialize()))
+
+    def _check_forgetful(self) -> None:
+        if self.config.network == "gru":
+            raise ValueError("this policy remembers: call policy.step(obs, memory), first with policy.first_memory()")
 
 
 def find_run(directory: Path, which: int | str = "last") -> Found:
@@ -147,17 +179,12 @@ def choose_run(content: Checkpoint, run: int | str) -> int:
     return int(run)
 
 
-def spaces_from(values: dict[str, Any]) -> Spaces:
-    """The spaces that a file says."""
-    return Spaces(**values | {"obs_shape": tuple(values["obs_shape"])})
-
-
 def _read(path: Path) -> Policy:
     try:
         with np.load(path) as arrays:
-            params = dict(arrays)
-        about = json.loads(str(params.pop("about")))
-        return Policy(config_from_mapping(about["config"]), spaces_from(about["spaces"]), params)
+            leaves = dict(arrays)
+        about = json.loads(str(leaves.pop("about")))
+        return Policy(config_from_mapping(about["config"]), envs.spaces_from_mapping(about["spaces"]), leaves)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -165,4 +192,3 @@ def _read(path: Path) -> Policy:
 
 
 _act = jax.jit(acting.act, static_argnums=(0, 1))
-_sample = jax.jit(acting.sample, static_argnums=(0, 1))

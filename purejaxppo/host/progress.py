@@ -55,7 +55,7 @@ def training_bar(console: Console, name: str, update_steps: int, done: int, num_
 
 @contextmanager
 def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[Callable[[Report], None]]:
-    """A progress bar; yields the function that `sweep` calls with its reports.
+    """A progress bar, drawn from the first report on; yields the function that `sweep` calls with its reports.
 
     Args:
       console: to draw on.
@@ -63,32 +63,34 @@ def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[
       num_runs: of the whole sweep.
       num_steps: environment steps of the whole sweep.
     """
-    with Progress(*COLUMNS, console=console) as progress:
-        task = progress.add_task(f"{name}: compiling", total=num_steps, speed="", score="")
-        last = None
+    progress = Progress(*COLUMNS, console=console)
+    task = progress.add_task(f"{name}: compiling", total=num_steps, speed="", score="")
+    last = None
 
-        def moved(report: Report) -> None:
-            nonlocal last
-            now = time.perf_counter()
-            if last is None:  # the first report: what was found done
-                progress.update(task, completed=num_steps * report.num_runs_done // num_runs)
-            elif report.num_steps:
-                # The first piece waited for the compiler.
-                speed = (
-                    "" if progress.tasks[task].description.endswith("compiling") else report.num_steps / (now - last)
-                )
-                progress.update(
-                    task,
-                    description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}",
-                    advance=report.num_steps,
-                    speed=speed,
-                    score=_score(report) or progress.tasks[task].fields["score"],
-                )
-            else:
-                progress.update(task, description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}")
-            last = now
+    def moved(report: Report) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if last is None:  # the first report: what was found done
+            progress.start()
+            progress.update(task, completed=num_steps * report.num_runs_done // num_runs)
+        elif report.num_steps:
+            waited = progress.tasks[task].description.endswith("compiling")  # the first piece, for the compiler
+            progress.update(
+                task,
+                description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}",
+                advance=report.num_steps,
+                speed="" if waited else f"{report.num_steps / (now - last):,.0f} steps/s",
+                score=_score(report) or progress.tasks[task].fields["score"],
+            )
+        else:
+            progress.update(task, description=f"{report.num_runs_done:,}/{num_runs:,} runs of {name}")
+        last = now
 
+    try:
         yield moved
+    finally:
+        if last is not None:
+            progress.stop()
 
 
 def _score(report: Report) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from purejaxppo.agent import acting, envs
+from purejaxppo.agent import envs
 from purejaxppo.config import check_size
 from purejaxppo.host.policy import Policy
 
@@ -57,22 +57,23 @@ def episodes(policy: Policy, num_episodes: int, seed: int) -> tuple[list[Any], l
     """The environment's states before each step, of all episodes; and of each episode, its return up to each step."""
     env = envs.make(policy.config.env, policy.config.env_params)
 
-    def step(key: jax.Array, state: Any, obs: jax.Array) -> envs.EnvStep:
-        return env.step(key, state, acting.act(policy.config, policy.spaces, policy.tree, obs))
+    def move(key: jax.Array, state: Any, obs: jax.Array, memory: Any) -> tuple[envs.EnvStep, Any]:
+        action, memory = policy.step(obs, memory)
+        return env.step(key, state, action), memory
 
-    reset, step = jax.jit(env.reset), jax.jit(step)
+    reset, step = jax.jit(env.reset), jax.jit(move)
     key = jax.random.key(seed)
     obs, state = reset(jax.random.fold_in(key, 0))
     states: list[Any] = []
     returns: list[np.ndarray] = []
     while len(returns) < num_episodes:
         rewards: list[float] = []
-        done = False
+        done, memory = False, policy.first_memory()
         while not done:
             if len(states) == FRAMES:
                 raise ValueError(f"num_episodes = {num_episodes}: more than {FRAMES:,} frames; choose fewer")
             states.append(jax.device_get(state))
-            result = step(jax.random.fold_in(key, len(states)), state, obs)
+            result, memory = step(jax.random.fold_in(key, len(states)), state, obs, memory)
             state, obs = result.state, result.obs
             rewards.append(float(result.reward))
             done = bool(result.terminated | result.truncated)

@@ -36,7 +36,7 @@ def write(
     from purejaxppo.host import plots  # matplotlib, which the start of a training should not wait for
 
     with files.partial(out / "curves.png") as path:
-        plots.curves(metrics, experiment.config, path, eval_return)
+        plots.curves(metrics, experiment.config, path, eval_return=eval_return)
     summary = summarize(experiment, result)
     if eval_return is not None:
         summary["eval_return"] = _estimate(eval_return[:, -1])

@@ -1,19 +1,26 @@
 """Sweeps as a person starts them: in bounded memory, resumed from a directory, on this machine or on many."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from purejaxppo import results
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, cluster, memory
+from purejaxppo.plan import Plan, make_plan
 from purejaxppo.settings import varying
-from purejaxppo.sweep import Plan, Progress, blank, compile_program, make_plan, place, train_chunk
+from purejaxppo.sweep import Progress, blank, compile_program, place, train_chunk
 from purejaxppo.types import Metrics, TrainState
+
+if TYPE_CHECKING:
+    import pandas
 
 EXECUTORS = ("local", "ray")
 
@@ -25,6 +32,7 @@ class Done(NamedTuple):
     metrics: Metrics  # NumPy leaves [n, num_updates]
     state: TrainState | None = None  # leaves [n, ...]
     compile_seconds: float = 0.0  # of this process
+    num_steps: int = 0  # environment steps that have not been reported
 
 
 class Report(NamedTuple):
@@ -79,13 +87,58 @@ class SweepResult:
         """The fields that differ between settings: name -> its value in each."""
         return varying(self.configs, self.hparams)
 
+    def summary(self, threshold: float | None = None) -> list[dict[str, Any]]:
+        """The numbers to quote of each setting, see `results.summary`."""
+        return results.summary(self.metrics, self._num_updates, self._batch_sizes, threshold)
+
+    def best(self) -> int:
+        """The setting of the highest interquartile mean of the final return; of settings of one environment."""
+        return results.best(self.summary())
+
+    def to_dataframe(self, curves: bool = False) -> "pandas.DataFrame":
+        """A row for each run: the setting's index, the fields that differ between settings, and how the run ended.
+
+        Args:
+          curves: a row for each update of each run instead, with all metrics.
+        """
+        import pandas
+
+        settings, seeds = len(self.configs), self.plan.num_seeds
+        setting, seed = np.divmod(np.arange(settings * seeds), seeds)
+        index: dict[str, Any] = {"setting": setting, "seed": seed}
+        index |= {name: [column[i] for i in setting] for name, column in self.axes.items()}
+        if not curves:
+            measures = {
+                "final_return": results.final_return,
+                "area_under_curve": results.area_under_curve,
+                "finite": lambda metrics: metrics.all_finite.all(axis=-1),
+            }
+            for name, measure in measures.items():
+                index[name] = results.per_setting(measure, self.metrics, self._num_updates).reshape(-1)
+            return pandas.DataFrame(index)
+        runs = pandas.DataFrame(index)
+        lengths = np.array(self._num_updates)[runs["setting"]]
+        rows = runs.loc[runs.index.repeat(lengths)].reset_index(drop=True)
+        rows["update"] = np.concatenate([np.arange(length) for length in lengths])
+        kept = np.arange(self.metrics.entropy.shape[-1]) < lengths[:, None]
+        leaves = {name: leaf.reshape(settings * seeds, -1)[kept] for name, leaf in self.metrics._asdict().items()}
+        return rows.assign(**leaves)
+
+    @property
+    def _num_updates(self) -> list[int]:
+        return [config.num_updates for config in self.configs]
+
+    @property
+    def _batch_sizes(self) -> list[int]:
+        return [config.batch_size for config in self.configs]
+
     def save(self, directory: Path | str) -> None:
         """Writes the directory that `load` reads, as an interrupted sweep of it would have been finished."""
         plan = chunks.adopt(Path(directory), self.plan, None) or self.plan
-        store = chunks.Store(Path(directory), plan)
         flat = [leaf.reshape(plan.num_runs, -1) for leaf in self.metrics]
-        for index, (group, runs) in enumerate(plan.places):
-            store.write(index, Metrics(*(leaf[runs, : group.config.num_updates] for leaf in flat)))
+        with contextlib.closing(chunks.Store(Path(directory), plan)) as store:
+            for index, (group, runs) in enumerate(plan.places):
+                store.write(index, Metrics(*(leaf[runs, : group.config.num_updates] for leaf in flat)))
 
     @classmethod
     def load(cls, directory: Path | str) -> "SweepResult":
@@ -158,36 +211,52 @@ def sweep(
     plan = make_plan(config, hparams, num_seeds, seed, chunk_size)
     memory.check_results(plan)
     plan = _settle(plan, chunk_size, directory, executor)
-    store = None if directory is None else chunks.Store(Path(directory), plan)
-    metrics, todo = blank(plan), []
+    metrics, compile_seconds = blank(plan), 0.0
+    states: list[Any] = []
+    with contextlib.ExitStack() as stack:
+        ray = stack.enter_context(cluster.connected(ray_address)) if executor == "ray" else None
+        store = None
+        if directory is not None:
+            store = stack.enter_context(contextlib.closing(chunks.Store(Path(directory), plan)))
+        todo = _place_kept(plan, metrics, store)
+        runs_done = plan.num_runs - sum(len(plan.places[index][1]) for index in todo)
+        progress(Report(runs_done, 0, None))
+
+        def moved(steps: int, latest: Metrics) -> None:
+            progress(Report(runs_done, steps, latest))
+
+        for done in _train(plan, todo, ray, moved):
+            place(plan, metrics, done.chunk, done.metrics)
+            if store is not None:
+                store.write(done.chunk, done.metrics)
+            if keep_state:
+                states.append(done.state)
+            compile_seconds += done.compile_seconds
+            runs_done += len(done.metrics.all_finite)
+            progress(Report(runs_done, done.num_steps, None))
+    state = _together(plan, states) if keep_state else None
+    return SweepResult(plan, metrics, state, compile_seconds, time.perf_counter() - started - compile_seconds)
+
+
+def _place_kept(plan: Plan, metrics: Metrics, store: chunks.Store | None) -> list[int]:
+    """Places the chunks that are kept, and returns those that are not."""
+    todo = []
     for index in range(len(plan.places)):
         kept = None if store is None else store.read(index)
         if kept is None:
             todo.append(index)
         else:
             place(plan, metrics, index, kept)
+    return todo
 
-    runs_done = plan.num_runs - sum(len(plan.places[index][1]) for index in todo)
-    progress(Report(runs_done, 0, None))
-    train: Iterator[Done]
-    if executor == "ray":
-        train = (Done(index, metrics) for index, metrics in cluster.on_ray(plan, todo, ray_address))
+
+def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress) -> Iterator[Done]:
+    """Trains chunks here, or elsewhere if there is Ray."""
+    if ray is None:
+        yield from _here(plan, todo, moved)
     else:
-        train = _here(plan, todo, lambda steps, latest: progress(Report(runs_done, steps, latest)))
-    states: list[Any] = []
-    compile_seconds = 0.0
-    for done in train:
-        place(plan, metrics, done.chunk, done.metrics)
-        if store is not None:
-            store.write(done.chunk, done.metrics)
-        if keep_state:
-            states.append(done.state)
-        compile_seconds += done.compile_seconds
-        runs_done += len(done.metrics.all_finite)
-        steps = 0 if executor == "local" else plan.chunk(done.chunk).num_steps
-        progress(Report(runs_done, steps, None))
-    run_seconds = time.perf_counter() - started - compile_seconds
-    return SweepResult(plan, metrics, _together(plan, states) if keep_state else None, compile_seconds, run_seconds)
+        for index, metrics in cluster.on_ray(ray, plan, todo):
+            yield Done(index, metrics, num_steps=plan.chunk(index).num_steps)
 
 
 def _settle(plan: Plan, chunk_size: int | None, directory: Path | str | None, executor: str) -> Plan:

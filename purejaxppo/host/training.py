@@ -20,8 +20,8 @@ from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Checkpoint, Found
 from purejaxppo.host.experiment import Experiment
 from purejaxppo.host.sweeps import SweepResult
+from purejaxppo.plan import Chunk, Plan, make_plan
 from purejaxppo.segments import Programs
-from purejaxppo.sweep import Chunk, Plan, make_plan
 from purejaxppo.types import TrainState
 
 SEGMENT_SECONDS = 2.0  # at most, if an update is shorter
@@ -137,7 +137,7 @@ def train(
     beginning = None if found is None else checkpoints.read(found)
     hparams, state = _begin(chunk, programs, beginning)
     record = Record(chunk, beginning)
-    spaces = envs.spaces_of(experiment.config.env, experiment.config.env_params)._asdict()
+    spaces = envs.spaces_to_mapping(envs.spaces_of(experiment.config.env, experiment.config.env_params))
     earlier = 0.0 if beginning is None else beginning.run_seconds
     ran = time.perf_counter()
 

@@ -1,8 +1,15 @@
 """The maths: arrays in, arrays out, per element. The caller takes the mean or the masked mean."""
 
-from purejaxppo.ops.advantages import gae, standardize
+from purejaxppo.ops.advantages import discounted_sums, gae, standardize
 from purejaxppo.ops.kl import adapt_kl_coef, kl_categorical, kl_k1, kl_k2, kl_k3, kl_normal
-from purejaxppo.ops.stats import clip_fraction, explained_variance
+from purejaxppo.ops.stats import (
+    Moments,
+    clip_fraction,
+    explained_variance,
+    merge_moments,
+    moments,
+    standard_score,
+)
 from purejaxppo.ops.surrogates import clipped_surrogate, clipped_value_loss, surrogate, value_loss
 from purejaxppo.ops.trust_region import (
     backtracking_line_search,
@@ -12,12 +19,14 @@ from purejaxppo.ops.trust_region import (
 )
 
 __all__ = [
+    "Moments",
     "adapt_kl_coef",
     "backtracking_line_search",
     "clip_fraction",
     "clipped_surrogate",
     "clipped_value_loss",
     "conjugate_gradient",
+    "discounted_sums",
     "explained_variance",
     "fisher_vector_product",
     "gae",
@@ -26,7 +35,10 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "kl_normal",
+    "merge_moments",
+    "moments",
     "natural_step",
+    "standard_score",
     "standardize",
     "surrogate",
     "value_loss",

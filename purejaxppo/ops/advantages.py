@@ -1,4 +1,4 @@
-"""Advantages: how much better an action was than the value of its state."""
+"""Advantages: how much better an action was than the value of its state; and discounted sums of rewards."""
 
 from typing import Any
 
@@ -54,6 +54,33 @@ def gae(
 
     _, advantages = jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)
     return advantages
+
+
+def discounted_sums(
+    reward: jax.Array, done: jax.Array, start: jax.Array, gamma: jax.typing.ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """The discounted sum of the rewards of an episode up to each of its steps, g_t = r_t + gamma * g_{t-1}.
+
+    The last reward of an episode belongs to its own sum; the next step starts again from 0.
+
+    Args:
+      reward: [T, ...] float32, of step t.
+      done: [T, ...] bool, the episode ended at step t.
+      start: [...] float32, the sum that the first step continues; 0 for a new episode.
+      gamma: () discount factor.
+
+    Returns:
+      [T, ...] float32, in units of reward, and the `start` of the next rollout.
+    """
+    chex.assert_equal_shape([reward, done])
+
+    def step(total: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward_t, done_t = inputs
+        total = reward_t + gamma * total
+        return jnp.where(done_t, 0.0, total), total
+
+    after, sums = jax.lax.scan(step, start, (reward, done))
+    return sums, after
 
 
 def standardize(x: jax.Array, eps: float = 1e-8) -> jax.Array:

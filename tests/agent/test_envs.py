@@ -37,6 +37,8 @@ def rollout(env, num_steps=3, num_envs=2, action=0):
     def step(carry, key):
         _, state = carry
         actions = jnp.full(num_envs, action, jnp.int32)
+        if isinstance(env.actions, envs.Box):
+            actions = jnp.full((num_envs, len(env.actions.low)), float(action))
         result = jax.vmap(env.step)(jax.random.split(key, num_envs), state, actions)
         return (result.obs, result.state), result
 
@@ -44,11 +46,11 @@ def rollout(env, num_steps=3, num_envs=2, action=0):
     return first[0], jax.lax.scan(step, first, jax.random.split(jax.random.key(1), num_steps))[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILTIN) - set(BOX_ACTIONS) - {"MNISTBandit-bsuite"}))
-def test_every_discrete_environment_fits(name):
+@pytest.mark.parametrize("name", sorted(set(BUILTIN) - {"MNISTBandit-bsuite"}))
+def test_every_environment_fits(name):
     env = envs.make(name)
     first, steps = jax.eval_shape(lambda: rollout(env))
-    assert env.num_actions >= 2
+    assert isinstance(env.actions, envs.Box) == (name in BOX_ACTIONS)
     assert (first.shape, first.dtype) == ((2, env.num_features), jnp.float32)
     for obs in (steps.obs, steps.final_obs):
         assert (obs.shape, obs.dtype) == ((3, 2, env.num_features), jnp.float32)
@@ -66,10 +68,19 @@ def test_an_environment_first_made_inside_one_program_works_in_the_next(name):
     envs.make.cache_clear()
 
 
-@pytest.mark.parametrize("name", BOX_ACTIONS)
-def test_continuous_actions_are_refused(name):
-    with pytest.raises(ValueError, match=rf"^config\.env = '{name}': its actions are Box.*; supported: Discrete$"):
-        envs.make(name)
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("Pendulum-v1", (-2.0,), (2.0,)),
+        ("PointRobot-misc", (-0.1, -0.1), (0.1, 0.1)),
+        ("Echo-test", (-1.0, 0.0), (1.0, 4.0)),
+        ("UnboundedActions-test", (-np.inf, -np.inf), (np.inf, np.inf)),
+    ],
+)
+def test_bounds_of_actions(name, low, high):
+    actions = envs.make(name).actions
+    np.testing.assert_allclose(actions.low, low, rtol=1e-6)
+    np.testing.assert_allclose(actions.high, high, rtol=1e-6)
 
 
 def test_missing_data_is_reported():
@@ -77,9 +88,41 @@ def test_missing_data_is_reported():
         envs.make("MNISTBandit-bsuite")
 
 
-def test_unsupported_observations_are_refused():
-    with pytest.raises(ValueError, match=r"^config\.env = 'TupleObservation-test': its observations are Tuple.*Box"):
-        envs.make("TupleObservation-test")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("OtherSpaces-test", "its observations are .*; supported: Box, Discrete, a Dict or Tuple of them"),
+        ("OtherActions-test", "its actions are Tuple.*; supported: Discrete, a Tuple of them, Box"),
+        ("WrongMask-test", "its action mask has 2 entries; it must have 3"),
+    ],
+)
+def test_unsupported_spaces_are_refused(name, reason):
+    with pytest.raises(ValueError, match=rf"^config\.env = '{name}': {reason}$"):
+        envs.make(name)
+
+
+@pytest.mark.parametrize("name", ["Nested-test", "Vector-test"])
+def test_observations_in_parts_are_flattened_and_actions_put_together(name):
+    env = envs.make(name)
+    assert (env.num_features, env.obs_shape, env.actions) == (8, (8,), envs.MultiDiscrete((2, 3)))
+    obs, state = env.reset(jax.random.key(0))
+    positive = int(state.sign > 0)
+    np.testing.assert_array_equal(obs, [*np.eye(4)[3 * positive], state.sign, 7, *np.eye(2)[positive]])
+    for action, reward in (([positive, 2], 2), ([1 - positive, 2], 1), ([1 - positive, 0], 0)):
+        assert env.step(jax.random.key(1), state, jnp.array(action)).reward == reward
+
+
+def test_an_action_mask_stands_at_the_end_of_an_observation():
+    env = envs.make("Masked-test")
+    assert (env.num_features, env.obs_shape, env.num_masked) == (4, (1,), 3)
+    obs, state = env.reset(jax.random.key(0))
+    np.testing.assert_array_equal(obs, [100 + state.sign, *([1, 1, 0] if state.sign > 0 else [0, 1, 1])])
+
+
+def test_images_keep_their_shape_beside_the_flat_observation():
+    assert envs.make("Breakout-MinAtar").obs_shape == (10, 10, 4)
+    assert envs.make("Catch-bsuite").obs_shape == (10, 5)
+    assert envs.make("FrozenLake-misc").obs_shape == (16,)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +195,7 @@ def test_boards_are_flattened():
     env = envs.make("Catch-bsuite")
     first, _ = jax.jit(lambda: rollout(env))()
     assert env.num_features == 50
-    assert (env.num_actions, first.sum()) == (3, 4)  # the ball and the paddle of two boards
+    assert (env.actions.num_actions, first.sum()) == (3, 4)  # the ball and the paddle of two boards
     assert envs.make("Breakout-MinAtar").num_features == 10 * 10 * 4
 
 

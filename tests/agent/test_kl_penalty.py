@@ -38,7 +38,7 @@ def underflowing(flipped):
     logits = networks.policy(network, collected()[1], batch.obs) + bias
     action = jnp.argmax(logits, -1)
     return params, batch._replace(
-        dist_params=logits, action=action, log_prob=networks.distribution(logits).log_prob(action)
+        dist_params=logits, action=action, log_prob=network.actions.distribution(logits).log_prob(action)
     )
 
 

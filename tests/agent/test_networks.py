@@ -1,53 +1,24 @@
-"""The initialiser, the sampler, and what the actor and the critic share."""
+"""What the actor and the critic compute and share, for vectors, images and masked actions."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.signal
 
-from purejaxppo.agent import networks
+import purejaxppo as ppo
+from purejaxppo.agent import distributions, envs, networks
+from tests.helpers import tiny
 
 
 @functools.cache
 def network(shared_trunk=False, activation="tanh", hidden_sizes=(16, 16)):
-    module = networks.ActorCritic(hidden_sizes, activation, shared_trunk, num_actions=3)
+    module = networks.ActorCritic(hidden_sizes, activation, shared_trunk, distributions.Categorical(3))
     obs = jax.random.normal(jax.random.key(1), (32, 4))
     return module, jax.jit(module.init)(jax.random.key(0), obs), obs
-
-
-@pytest.mark.parametrize("scale", [1.0, 2**0.5, 0.01])
-@pytest.mark.parametrize("shape", [(4, 64), (64, 64), (64, 2), (400, 64), (1, 16), (64, 1)])
-def test_orthogonal_matrices_are_orthogonal(shape, scale):
-    matrix = np.asarray(networks.orthogonal(scale)(jax.random.key(0), shape), np.float64)
-    assert matrix.shape == shape
-    gram = matrix @ matrix.T if shape[0] <= shape[1] else matrix.T @ matrix
-    np.testing.assert_allclose(gram / scale**2, np.eye(min(shape)), atol=1e-5)
-
-
-def test_orthogonal_matrices_are_spread_over_both_determinants_and_all_entries():
-    keys = jax.random.split(jax.random.key(0), 400)
-    matrices = np.asarray(jax.jit(jax.vmap(lambda key: networks.orthogonal(1.0)(key, (3, 3))))(keys), np.float64)
-    determinants = np.linalg.det(matrices)
-    np.testing.assert_allclose(np.abs(determinants), 1.0, atol=1e-5)
-    # 400 fair coins: standard deviation 10.
-    assert 150 < (determinants > 0).sum() < 250
-    assert ((matrices > 0).sum(0) > 150).all()
-    assert ((matrices > 0).sum(0) < 250).all()
-    # Uniform over the rotations: every entry has mean 0 and second moment 1/3 (standard error about 0.015).
-    np.testing.assert_allclose(matrices.mean(0), 0.0, atol=0.12)
-    np.testing.assert_allclose((matrices**2).mean(0), 1 / 3, atol=0.07)
-
-
-def test_the_initialiser_gives_a_run_in_a_batch_what_it_gives_alone():
-    keys = jax.random.split(jax.random.key(0), 5)
-    init = lambda key: networks.orthogonal(1.0)(key, (8, 16))  # noqa: E731
-    together = jax.jit(jax.vmap(init))(keys)
-    alone = jax.jit(init)
-    for i in range(5):
-        np.testing.assert_allclose(together[i], alone(keys[i]), atol=1e-6)
-    assert not np.allclose(together[0], together[1], atol=0.1)
 
 
 def test_layers_have_their_scales_and_zero_biases():
@@ -72,7 +43,7 @@ def test_layers_have_their_scales_and_zero_biases():
 
 def test_the_first_policy_is_nearly_uniform():
     module, params, obs = network()
-    probabilities = networks.distribution(networks.policy(module, params, obs)).probs
+    probabilities = distributions.Categorical(3).distribution(networks.policy(module, params, obs)).probs
     np.testing.assert_allclose(probabilities, 1 / 3, atol=0.02)
     assert np.ptp(np.asarray(probabilities)) > 0
 
@@ -106,37 +77,101 @@ def test_the_networks_are_the_documented_function():
     np.testing.assert_allclose(networks.value(module, params, obs), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_samples_are_categorical():
-    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
-    noise = networks.draw_noise(jax.random.key(0), (20_000, 4))
-    actions = networks.sample(jnp.broadcast_to(jnp.log(probabilities), (20_000, 4)), noise)
-    assert (actions.dtype, actions.shape) == (jnp.int32, (20_000,))
-    counts = np.bincount(np.asarray(actions), minlength=4)
-    chi_square = ((counts - 20_000 * probabilities) ** 2 / (20_000 * probabilities)).sum()
-    assert chi_square < 16.3  # 3 degrees of freedom: p = 0.001
+# Images
 
 
-def test_samples_do_not_depend_on_a_shift_of_the_logits():
-    noise = networks.draw_noise(jax.random.key(0), (1000, 3))
-    logits = jnp.array([0.5, -0.5, 0.0])
-    np.testing.assert_array_equal(networks.sample(logits, noise), networks.sample(logits + 4.0, noise))
+@functools.cache
+def convolutional(shared_trunk=False):
+    config = tiny(env="Breakout-MinAtar", network="cnn", shared_trunk=shared_trunk, activation="relu")
+    module = networks.make(config, envs.make(config.env))
+    obs = jax.random.bernoulli(jax.random.key(1), 0.3, (5, 400)).astype(jnp.float32)
+    return module, jax.jit(module.init)(jax.random.key(0), obs), obs
 
 
-def test_zero_noise_gives_the_mode():
-    logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [-3.0, -2.0, -1.0]])
-    np.testing.assert_array_equal(networks.sample(logits, jnp.zeros((3, 3))), [1, 0, 2])
+def test_the_convolution_is_the_documented_function():
+    """Against a convolution of scipy, filter by filter."""
+    module, params, obs = convolutional()
+    leaves = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
+    trunk, head = leaves["critic_trunk"], leaves["critic_head"]
+    filters = trunk["Dense_0"]["kernel"].reshape(3, 3, 4, 16)
+    for image, value in zip(np.asarray(obs).reshape(5, 10, 10, 4), networks.value(module, params, obs), strict=True):
+        planes = [
+            sum(scipy.signal.correlate2d(image[..., c], filters[:, :, c, f], mode="valid") for c in range(4))
+            for f in range(16)
+        ]
+        features = np.maximum(np.stack(planes, -1) + trunk["Dense_0"]["bias"], 0).ravel()
+        hidden = trunk["Trunk_0"]["Dense_0"]
+        features = np.maximum(features @ hidden["kernel"] + hidden["bias"], 0)
+        np.testing.assert_allclose(value, (features @ head["kernel"] + head["bias"])[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-@pytest.mark.parametrize("logits", [[np.nan] * 3, [0.0, np.nan, 0.0], [np.inf, -np.inf, 0.0], [np.inf] * 3])
-def test_invalid_logits_give_a_valid_action(logits, transform):
-    noise = networks.draw_noise(jax.random.key(0), (50, 3))
-    actions = np.asarray(transform(networks.sample)(jnp.broadcast_to(jnp.array(logits), (50, 3)), noise))
-    assert ((actions >= 0) & (actions < 3)).all()
+def test_the_convolution_looks_at_every_axis():
+    """A single pixel moved by one in height, width or channel is another image."""
+    module, params, _ = convolutional()
+    pixels = [(4, 4, 0), (5, 4, 0), (4, 5, 0), (4, 4, 1)]
+    images = jnp.stack([jnp.zeros((10, 10, 4)).at[pixel].set(1.0).reshape(-1) for pixel in pixels])
+    assert len(np.unique(np.asarray(networks.value(module, params, images)).round(6))) == 4
 
 
-def test_noise_is_standard_gumbel():
-    noise = np.asarray(networks.draw_noise(jax.random.key(0), (100_000,)), np.float64)
-    assert np.isfinite(noise).all()
-    np.testing.assert_allclose(noise.mean(), np.euler_gamma, atol=0.02)
-    np.testing.assert_allclose(noise.var(), np.pi**2 / 6, rtol=0.03)
+def test_a_shared_trunk_of_images_is_one_set_of_parameters():
+    assert set(convolutional(True)[1]["params"]) == {"actor_trunk", "actor_head", "critic_head"}
+    assert set(convolutional()[1]["params"]) == {"actor_trunk", "actor_head", "critic_trunk", "critic_head"}
+
+
+def test_a_board_is_an_image_of_one_channel():
+    assert networks.make(tiny(env="Catch-bsuite", network="cnn"), envs.make("Catch-bsuite")).image_shape == (10, 5, 1)
+
+
+@pytest.mark.parametrize(("env", "shape"), [("CartPole-v1", r"\(4,\)"), ("FrozenLake-misc", r"\(16,\)")])
+def test_a_convolution_of_a_vector_is_refused(env, shape):
+    with pytest.raises(
+        ValueError, match=rf"^config\.network = 'cnn': observations of {env} have shape {shape}; allowed"
+    ):
+        networks.make(tiny(env=env, network="cnn"), envs.make(env))
+
+
+# Action masks
+
+
+@functools.cache
+def masked():
+    config = tiny(env="Masked-test", normalize_observations=True, kl_penalty=True, num_envs=16, total_timesteps=5 * 128)
+    env = envs.make(config.env)
+    network = networks.make(config, env)
+    start = jax.jit(functools.partial(ppo.init, config))(ppo.HParams(), jax.random.key(0))
+    return config, env, network, start
+
+
+def test_a_forbidden_action_has_no_probability_and_is_never_sampled():
+    _, _, network, state = masked()
+    obs = jnp.tile(jnp.array([[101.0, 1, 1, 0], [99.0, 0, 1, 1]]), (500, 1))
+    noise = network.actions.draw_noise(jax.random.key(1), (1000,))
+    dist_params, action, _ = networks.act(network, state.params, state.obs_stats, obs, noise)
+    policy = network.actions.distribution(dist_params)
+    np.testing.assert_array_equal(policy.probs[:2] > 0, [[1, 1, 0], [0, 1, 1]])
+    np.testing.assert_allclose(policy.entropy(), np.log(2), atol=0.01)
+    assert set(np.unique(action[::2])) == {0, 1}
+    assert set(np.unique(action[1::2])) == {1, 2}
+
+
+def test_the_mask_is_neither_normalised_nor_an_input():
+    _, _, network, state = masked()
+    assert state.obs_stats.mean.shape == (1,)
+    obs = jnp.array([[101.0, 1, 1, 0], [101.0, 0, 1, 1]])
+    seen = networks.normalize(state.obs_stats, obs)
+    np.testing.assert_array_equal(seen[:, 1:], obs[:, 1:])
+    np.testing.assert_allclose(seen[:, 0], (101.0 - state.obs_stats.mean[0]) / np.sqrt(state.obs_stats.variance[0]))
+    np.testing.assert_array_equal(*networks.value(network, state.params, seen))
+
+
+@pytest.mark.slow
+def test_a_masked_run_is_finite_and_learns_the_best_allowed_action():
+    config, _, network, _ = masked()
+    config = dataclasses.replace(config, total_timesteps=40 * 128)
+    hparams = ppo.HParams(learning_rate=0.02, ent_coef=0.01, kl_coef=0.1)
+    state, metrics = jax.jit(functools.partial(ppo.train, config))(hparams, jax.random.key(0))
+    assert metrics.all_finite.all()
+    obs = jnp.array([[101.0, 1, 1, 0], [99.0, 0, 1, 1]])
+    _, action, _ = networks.act(network, state.params, state.obs_stats, obs, jnp.zeros((2, 3)))
+    np.testing.assert_array_equal(action, [1, 2])
+    assert (metrics.episode_return >= 0).all()  # a forbidden action would have cost 100

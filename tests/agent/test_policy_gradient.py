@@ -44,7 +44,7 @@ def test_the_gradient_of_the_loss_is_the_policy_gradient_and_the_finite_differen
     @jax.jit
     def gradients(params):
         def score(params):  # the policy gradient: the mean of A grad log pi
-            policy = networks.distribution(networks.policy(network, params, batch.obs))
+            policy = network.actions.distribution(networks.policy(network, params, batch.obs))
             return jnp.mean(batch.advantages * policy.log_prob(batch.action))
 
         loss = lambda params: -agent_ppo.loss(params, RAW, POLICY_ONLY, network, batch)[0]  # noqa: E731

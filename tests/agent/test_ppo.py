@@ -165,7 +165,7 @@ def test_one_epoch_of_one_minibatch_is_one_step_on_the_whole_batch():
 def test_every_ratio_is_1_before_the_first_step():
     network, params, _, batch, _ = collected()
     logits = networks.policy(network, params, batch.obs)
-    log_ratio = networks.distribution(logits).log_prob(batch.action) - batch.log_prob
+    log_ratio = network.actions.distribution(logits).log_prob(batch.action) - batch.log_prob
     np.testing.assert_allclose(np.exp(log_ratio), 1.0, atol=1e-5)
 
 

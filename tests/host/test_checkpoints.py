@@ -11,7 +11,7 @@ import purejaxppo as ppo
 from purejaxppo.host import checkpoints
 from purejaxppo.host.checkpoints import Checkpoint
 from purejaxppo.host.experiment import Experiment
-from purejaxppo.sweep import Shape
+from purejaxppo.plan import Shape
 from purejaxppo.types import Metrics
 from tests.helpers import tiny
 

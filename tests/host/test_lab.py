@@ -46,10 +46,6 @@ def test_the_late_spread_is_of_the_last_quarter():
     np.testing.assert_allclose(lab.late_spread(runs), [100, 0])
 
 
-def test_the_mean_return_is_over_training():
-    np.testing.assert_allclose(lab.mean_return(metrics([[0, 100, 200, 300], [NAN, 100, 100, 400]])), [150, 200])
-
-
 def test_entropies():
     runs = metrics(np.zeros((2, 3)), entropy=[[0.6, 0.1, 0.3], [0.2, 0.5, 0.4]])
     np.testing.assert_allclose(lab.first_entropy(runs), [0.6, 0.2])

@@ -18,7 +18,7 @@ from purejaxppo.agent import envs, networks, rollout
 from purejaxppo.host import checkpoints
 from purejaxppo.host.checkpoints import Checkpoint
 from purejaxppo.host.experiment import Experiment
-from purejaxppo.sweep import make_plan
+from purejaxppo.plan import make_plan
 from purejaxppo.train import _parts
 from tests.helpers import assert_equal, tiny
 
@@ -45,7 +45,7 @@ def save(directory, config, update_index=1, returns=(1.0, 3.0, 2.0), seed=0):
     metrics = {name: np.zeros((NUM_RUNS, update_index), np.float32) for name in ppo.Metrics._fields}
     metrics["num_episodes"] += 1
     metrics["episode_return"][:, -1] = returns
-    spaces = envs.spaces_of(config.env, config.env_params)._asdict()
+    spaces = envs.spaces_to_mapping(envs.spaces_of(config.env, config.env_params))
     taken = checkpoints.flatten(segments.take(chunk, state))
     checkpoints.write(directory, Checkpoint(experiment, update_index, taken, metrics, chunk.shape, spaces, 0.0), 9)
     _, transition = collect(state, jax.random.split(jax.random.key(1), NUM_RUNS))
@@ -66,11 +66,51 @@ def test_a_policy_takes_the_actions_of_training_on_what_was_observed(trained, ru
     np.testing.assert_array_equal(policy(obs), transition.dist_params[run].argmax(-1))
     # The very actions that were sampled, from the noise that they were sampled with.
     noise_key, _ = jax.random.split(jax.random.split(jax.random.key(1), NUM_RUNS)[run])
-    env, _ = _parts(CONFIG)
-    noise = networks.draw_noise(noise_key, (*obs.shape[:2], env.num_actions))
-    dist_params = networks.policy(networks.make(CONFIG, policy.spaces), policy.tree, obs)
-    np.testing.assert_array_equal(networks.sample(dist_params, noise), transition.action[run])
+    network = networks.make(CONFIG, policy.spaces)
+    noise = network.actions.draw_noise(noise_key, obs.shape[:2])
+    _, action, _ = networks.act(network, *policy.trees, obs, noise)
+    np.testing.assert_array_equal(action, transition.action[run])
     np.testing.assert_array_equal(policy.sample(obs, noise_key), transition.action[run])
+
+
+KINDS = {
+    "normalised, squashed": tiny(env="Pendulum-v1", normalize_observations=True, squash=True, num_steps=4),
+    "clipped": tiny(env="Pendulum-v1", num_steps=4),
+    "image": tiny(env="Catch-bsuite", network="cnn", num_steps=4),
+    "recurrent": tiny(env="CartPole-v1", network="gru", num_steps=4, normalize_observations=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policies_of_every_kind_act_on_raw_observations_as_in_training(kind, tmp_path):
+    config = KINDS[kind]
+    state, transition = save(tmp_path, config)
+    network = _parts(config)[1]
+    ppo.Policy.load(tmp_path, 1).save(tmp_path / "file")
+    for path, run in ((tmp_path, 1), (tmp_path / "file", "best")):
+        policy = ppo.Policy.load(path, run)
+        obs, memory = state.obs[1], policy.first_memory(config.num_envs)
+        actions, memory = policy.step(obs, memory)
+        mode = network.actions.to_env(network.actions.sample(transition.dist_params[1, 0], jnp.zeros(())))
+        np.testing.assert_allclose(actions, mode, rtol=1e-5, atol=1e-6)
+        if config.network == "gru":
+            assert (np.asarray(memory) != 0).any()
+            with pytest.raises(ValueError, match=r"^this policy remembers: call policy\.step"):
+                policy(obs)
+            with pytest.raises(ValueError, match=r"^this policy remembers: call policy\.step"):
+                policy.sample(obs, jax.random.key(0))
+        else:
+            assert memory == ()
+            np.testing.assert_array_equal(policy(obs), actions)
+    policy.export(tmp_path / "policy.jax")
+    exported = jax.export.deserialize(bytearray((tmp_path / "policy.jax").read_bytes()))
+    raw = np.asarray(obs).reshape(len(obs), *policy.spaces.obs_shape)
+    if config.network == "gru":
+        found, after = exported.call(raw, policy.first_memory(len(obs)))
+        np.testing.assert_allclose(after, memory, rtol=1e-5, atol=1e-6)
+    else:
+        found = exported.call(raw)
+    np.testing.assert_allclose(found, actions, rtol=1e-5, atol=1e-6)
 
 
 def test_one_observation_and_any_batch_give_the_same_actions(trained):
@@ -100,7 +140,7 @@ def test_the_best_run_is_the_one_with_the_highest_final_return(trained):
     directory, state, _ = trained
     for run, expected in (("best", 1), (2, 2), ("0", 0)):
         params = jax.tree.map(lambda leaf, i=expected: leaf[i], state.params)
-        assert_equal(ppo.Policy.load(directory, run).tree, params)
+        assert_equal(ppo.Policy.load(directory, run).trees[0], params)
 
 
 def test_the_last_or_the_best_checkpoint_is_read(tmp_path):
@@ -108,8 +148,8 @@ def test_the_last_or_the_best_checkpoint_is_read(tmp_path):
     second, _ = save(tmp_path, CONFIG, 2, (np.nan, 3.0, 2.0), seed=2)
     for checkpoint, state in (("last", second), ("best", first), (1, first)):
         params = jax.tree.map(lambda leaf: leaf[1], state.params)
-        assert_equal(ppo.Policy.load(tmp_path, 1, checkpoint).tree, params)
-    assert_equal(ppo.Policy.load(tmp_path).tree, jax.tree.map(lambda leaf: leaf[1], second.params))
+        assert_equal(ppo.Policy.load(tmp_path, 1, checkpoint).trees[0], params)
+    assert_equal(ppo.Policy.load(tmp_path).trees[0], jax.tree.map(lambda leaf: leaf[1], second.params))
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
@@ -118,7 +158,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
     (tmp_path / "checkpoints" / "0000002" / "about.json").write_text("{}")
     with pytest.warns(UserWarning, match="0000002 is damaged"):
         policy = ppo.Policy.load(tmp_path, 0)
-    assert_equal(policy.tree, jax.tree.map(lambda leaf: leaf[0], first.params))
+    assert_equal(policy.trees[0], jax.tree.map(lambda leaf: leaf[0], first.params))
 
 
 def test_a_saved_policy_is_one_small_file_and_the_same_policy(trained, tmp_path):
@@ -128,7 +168,7 @@ def test_a_saved_policy_is_one_small_file_and_the_same_policy(trained, tmp_path)
     assert (tmp_path / "policy").stat().st_size < 20_000
     loaded = ppo.Policy.load(tmp_path / "policy")
     assert (loaded.config, loaded.spaces) == (policy.config, policy.spaces)
-    assert_equal(loaded.tree, policy.tree)
+    assert_equal(loaded.trees[0], policy.trees[0])
     np.testing.assert_array_equal(loaded(transition.obs), policy(transition.obs))
 
 

@@ -20,9 +20,9 @@ def policy(name, **env_params):
     config = tiny(env=name, env_params=env_params, hidden_sizes=(4,))
     state = jax.eval_shape(lambda: ppo.init(config, ppo.HParams(), jax.random.key(0)))
     rng = np.random.default_rng(0)
-    params = {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in flatten(state).items()
+    leaves = {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in flatten(state).items()
               if name.startswith("params/")}  # fmt: skip
-    return ppo.Policy(config, envs.spaces_of(config.env, config.env_params), params)
+    return ppo.Policy(config, envs.spaces_of(config.env, config.env_params), leaves)
 
 
 @pytest.fixture(scope="module")

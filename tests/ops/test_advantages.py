@@ -159,3 +159,28 @@ def test_standardize_survives_a_large_offset():
 def test_standardize_of_tiny_values_is_damped_by_eps():
     x = jnp.array([-1e-8, 1e-8])
     np.testing.assert_allclose(ops.standardize(x), [-0.5, 0.5], rtol=1e-3)
+
+
+# Discounted sums. gamma 0.5: 1, 2 + 0.5*1 = 2.5 (its terminal reward kept), 3 (started again), 4 + 1.5 = 5.5.
+
+
+def test_discounted_sums_keep_the_last_reward_and_start_again_after_it():
+    reward, done = jnp.array([1.0, 2.0, 3.0, 4.0]), jnp.array([False, True, False, False])
+    sums, after = ops.discounted_sums(reward, done, jnp.zeros(()), 0.5)
+    np.testing.assert_allclose(sums, [1, 2.5, 3, 5.5])
+    np.testing.assert_allclose(after, 5.5)
+
+
+def test_discounted_sums_go_on_from_rollout_to_rollout():
+    rng = np.random.default_rng(0)
+    reward, done = jnp.asarray(rng.normal(size=(9, 5)), jnp.float32), jnp.asarray(rng.random((9, 5)) < 0.3)
+    whole, end = ops.discounted_sums(reward, done, jnp.zeros(5), 0.9)
+    first, between = ops.discounted_sums(reward[:4], done[:4], jnp.zeros(5), 0.9)
+    second, last = ops.discounted_sums(reward[4:], done[4:], between, 0.9)
+    np.testing.assert_allclose(np.concatenate([first, second]), whole, rtol=1e-6)
+    np.testing.assert_allclose(last, end, rtol=1e-6)
+
+
+def test_a_rollout_that_ends_with_an_episode_starts_the_next_from_nothing():
+    _, after = ops.discounted_sums(jnp.array([[1.0], [7.0]]), jnp.array([[False], [True]]), jnp.zeros(1), 0.9)
+    np.testing.assert_array_equal(after, [0])

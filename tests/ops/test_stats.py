@@ -1,4 +1,6 @@
-"""Diagnostics by hand."""
+"""Diagnostics by hand; running moments by hand and against NumPy in float64."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -51,3 +53,63 @@ def test_clip_fraction_marks_samples_on_both_sides_of_the_band():
 
 def test_clip_fraction_without_a_band_is_zero():
     np.testing.assert_array_equal(ops.clip_fraction(jnp.array([50.0, -50.0, 1000.0]), jnp.inf), [0, 0, 0])
+
+
+# Running moments
+
+
+def merged(batches):
+    return functools.reduce(ops.merge_moments, [ops.moments(jnp.asarray(batch, jnp.float32)) for batch in batches])
+
+
+def test_moments_by_hand():
+    stats = ops.moments(jnp.array([[1.0, 5.0], [3.0, 5.0]]))
+    np.testing.assert_array_equal(stats.mean, [2, 5])
+    np.testing.assert_array_equal(stats.m2, [2, 0])
+    np.testing.assert_array_equal(stats.variance, [1, 0])
+    # And four more, all 5: mean (2*2 + 4*5)/6 = 4, m2 = 2 + 9 * 2*4/6 = 14.
+    stats = ops.merge_moments(stats, ops.moments(jnp.full((4, 2), 5.0)))
+    np.testing.assert_allclose(stats.mean, [4, 5], rtol=1e-6)
+    np.testing.assert_allclose(stats.m2, [14, 0], rtol=1e-6)
+    assert stats.count == 6
+
+
+@pytest.mark.parametrize("mean", [0.0, -3.0, 1e4])
+def test_merged_moments_are_those_of_all_samples_in_any_order(mean):
+    rng = np.random.default_rng(0)
+    batches = [(mean + rng.normal(size=(size, 3)) * [1, 2, 5]).astype(np.float32) for size in (1, 7, 100, 33, 1)]
+    everything = np.concatenate(batches).astype(np.float64)
+    for order in (batches, batches[::-1], [batches[i] for i in (2, 0, 4, 1, 3)]):
+        stats = merged(order)
+        assert stats.count == len(everything)
+        np.testing.assert_allclose(stats.mean, everything.mean(0), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(stats.variance, everything.var(0), rtol=2e-3)
+
+
+@pytest.mark.parametrize("mean", [5.0, 1e4])
+def test_a_thousand_merges_keep_three_digits(mean):
+    """N(mean, 2), 512 samples at a time; the standard errors are 0.003 of the mean and 0.002 of the deviation."""
+
+    def update(stats, key):
+        samples = mean + 2.0 * jax.random.normal(key, (512,))
+        return ops.merge_moments(stats, ops.moments(samples)), None
+
+    keys = jax.random.split(jax.random.key(0), 1000)
+    stats, _ = jax.jit(lambda keys: jax.lax.scan(update, ops.Moments(*jnp.zeros(3)), keys))(keys)
+    assert stats.count == 512_000
+    np.testing.assert_allclose(stats.mean, mean, atol=0.01)
+    np.testing.assert_allclose(np.sqrt(stats.variance), 2.0, atol=0.01)
+
+
+def test_moments_of_nothing_add_nothing():
+    stats = ops.moments(jnp.array([1.0, 2.0, 6.0]))
+    for both in ((stats, ops.Moments(*jnp.zeros(3))), (ops.Moments(*jnp.zeros(3)), stats)):
+        np.testing.assert_allclose(ops.merge_moments(*both), stats, rtol=1e-6)
+
+
+def test_standard_scores_by_hand_and_within_their_limit():
+    stats = ops.Moments(jnp.array(4.0), jnp.array([1.0, 10.0]), jnp.array([16.0, 1.0]))
+    scores = ops.standard_score(stats, jnp.array([[3.0, 10.5], [1.0, 9.0], [100.0, -100.0]]))
+    np.testing.assert_allclose(scores, [[1, 1], [0, -2], [10, -10]], rtol=1e-6)
+    constant = ops.moments(jnp.full((3, 1), 7.0))
+    np.testing.assert_array_equal(ops.standard_score(constant, jnp.array([[7.0], [8.0]])), [[0], [10]])
