@@ -10,7 +10,10 @@ Importing gymnax makes arrays, which starts JAX and fixes its devices; it is imp
 import dataclasses
 import difflib
 import functools
+import importlib
 import inspect
+import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -127,9 +130,27 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
     )
 
 
+class _Deferred(types.ModuleType):
+    """A module that is loaded when something of it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _import_gymnax() -> Any:
+    """gymnax, without the second that it would spend on loading what its environments draw themselves with."""
+    deferred = {name: _Deferred(name) for name in ("seaborn", "matplotlib.pyplot") if name not in sys.modules}
+    sys.modules |= deferred
+    try:
+        return importlib.import_module("gymnax")
+    finally:
+        for name in deferred:
+            del sys.modules[name]
+
+
 def _construct(name: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
     """The gymnax environment and its parameters, each override given to the one that knows it."""
-    import gymnax
+    gymnax = _import_gymnax()
     from gymnax.registration import _registry as factories
 
     if name not in gymnax.registered_envs:

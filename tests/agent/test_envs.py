@@ -10,6 +10,7 @@ import pytest
 from gymnax.environments import spaces
 
 from purejaxppo.agent import envs
+from tests.helpers import run_python
 
 BUILTIN = [name for name in gymnax.registered_envs if not name.endswith("-test")]
 BOX_ACTIONS = [
@@ -245,3 +246,15 @@ def test_the_box_actions_here_are_all_there_are():
             env, params = gymnax.make(name)
             boxes += [name] * (not isinstance(env.action_space(params), spaces.Discrete))
     assert sorted(boxes) == sorted(BOX_ACTIONS)
+
+
+def test_gymnax_is_imported_without_what_it_draws_with_and_draws_all_the_same():
+    code = """
+import sys
+from purejaxppo.agent import envs
+envs.make("CartPole-v1")
+print(sorted({"pandas", "seaborn", "matplotlib.pyplot"} & set(sys.modules)))
+import gymnax.environments.bsuite.catch as catch, gymnax.environments.misc.pong as pong
+print(catch.plt.__name__, callable(catch.plt.subplots), callable(pong.sns.color_palette))
+"""
+    assert run_python(code, timeout=60).splitlines() == ["[]", "matplotlib.pyplot True True"]
