@@ -77,7 +77,7 @@ BAD = {
     ("--config.num-env", "4"): "--config.num-env: there is no such argument; did you mean --config.num-envs?",
     ("--hparams.learning_rat", "4"): "did you mean --hparams.learning-rate?",
     ("--config.env", "CartPole-v2"): "'CartPole-v2': no such environment; close ones: CartPole-v1",
-    ("--config.env", "Pendulum-v1"): "supported: Discrete",
+    ("--config.network", "cn"): "config.network = 'cn': allowed: 'mlp', 'cnn', 'gru'; did you mean 'cnn'?",
     ("--config.num-minibatches", "3"): "config.num_minibatches = 3: must divide",
     ("--config.num-envs", "0"): "config.num_envs = 0",
     ("--config.num-steps", "-1"): "config.num_steps = -1",
