@@ -225,7 +225,7 @@ def sweep(
         def moved(steps: int, latest: Metrics) -> None:
             progress(Report(runs_done, steps, latest))
 
-        for done in _train(plan, todo, ray, moved):
+        for done in _train(plan, todo, ray, moved, keep_state):
             place(plan, metrics, done.chunk, done.metrics)
             if store is not None:
                 store.write(done.chunk, done.metrics)
@@ -250,10 +250,10 @@ def _place_kept(plan: Plan, metrics: Metrics, store: chunks.Store | None) -> lis
     return todo
 
 
-def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress) -> Iterator[Done]:
+def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress, keep_state: bool) -> Iterator[Done]:
     """Trains chunks here, or elsewhere if there is Ray."""
     if ray is None:
-        yield from _here(plan, todo, moved)
+        yield from (_here(plan, index, moved, keep_state) for index in todo)
     else:
         for index, metrics in cluster.on_ray(ray, plan, todo):
             yield Done(index, metrics, num_steps=plan.chunk(index).num_steps)
@@ -267,15 +267,14 @@ def _settle(plan: Plan, chunk_size: int | None, directory: Path | str | None, ex
     return memory.fit_plan(plan, chunk_size)
 
 
-def _here(plan: Plan, indices: Sequence[int], moved: Progress) -> Iterator[Done]:
-    """Trains chunks in this process."""
-    for index in indices:
-        chunk = plan.chunk(index)
-        started = time.perf_counter()
-        compile_program(chunk.config, chunk.shape)
-        compile_seconds = time.perf_counter() - started
-        state, metrics = train_chunk(chunk, moved)
-        yield Done(index, metrics, state, compile_seconds)
+def _here(plan: Plan, index: int, moved: Progress, keep_state: bool) -> Done:
+    """Trains a chunk in this process. Unless they are kept, its states are gone before the next chunk needs memory."""
+    chunk = plan.chunk(index)
+    started = time.perf_counter()
+    compile_program(chunk.config, chunk.shape)
+    compile_seconds = time.perf_counter() - started
+    state, metrics = train_chunk(chunk, moved)
+    return Done(index, metrics, state if keep_state else None, compile_seconds)
 
 
 def _together(plan: Plan, states: Sequence[TrainState]) -> TrainState:
