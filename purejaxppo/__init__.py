@@ -7,23 +7,27 @@ functions of arrays; above it everything with a side effect.
     config, types    the two kinds of settings; the shapes
     ops/             the maths
     devices          runs over all local devices
-    agent/           envs, layers, distributions, networks, rollout, ppo, trpo: the parts of one update
+    agent/           envs, layers, distributions, networks, rollout, ppo, trpo: the parts of one update;
+                     acting: a policy without them
     train            init, update, run, train, evaluate
     bandit           the same ops on a bandit small enough to compute everything exactly
     settings         grids, random ranges and lists -> settings
     plan             settings x seeds -> programs and chunks
     sweep            chunks -> devices
+    segments         the runs of one chunk, in pieces between which the host looks and writes
     estimates        interquartile means, bootstrap intervals, comparisons seed by seed
     results          statistics over runs, and over the settings of a sweep
     host/            command line, progress, files, clusters, pictures
 
 Arrows point one way:
-host -> {results, settings, sweep} -> plan -> {train, bandit} -> agent -> {ops, types, config, devices, estimates}.
+host -> {results, settings, segments, sweep} -> plan -> {train, bandit} -> agent
+-> {ops, types, config, devices, estimates}.
 """
 
 from purejaxppo import bandit, ops, results
 from purejaxppo.config import Config, HParams
 from purejaxppo.devices import use_all_cores
+from purejaxppo.host.policy import Policy
 from purejaxppo.host.sweeps import SweepResult, sweep
 from purejaxppo.settings import choice, draw, grid, log_uniform, product, sample, settings, uniform
 from purejaxppo.train import evaluate, init, run, train, update
@@ -35,6 +39,7 @@ __all__ = [
     "Episodes",
     "HParams",
     "Metrics",
+    "Policy",
     "SweepResult",
     "TrainState",
     "Transition",

@@ -13,16 +13,19 @@ RUNS = PartitionSpec("runs")
 ACCELERATOR_WIDTH = 4096
 
 
-def use_all_cores() -> None:
+def use_all_cores(at_least: int = 1) -> None:
     """Gives XLA one CPU device per core, for `sweep` to spread its runs over. Changes nothing on an accelerator.
 
     Call it before anything else uses JAX.
+
+    Args:
+      at_least: devices, however few the cores: what runs need that were begun on a machine with more.
 
     Raises:
       RuntimeError: when JAX has already started.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jax.config.update("jax_num_cpu_devices", cores)
+    jax.config.update("jax_num_cpu_devices", max(at_least, cores or 1))
 
 
 def mesh_of(num_runs: int) -> Mesh:

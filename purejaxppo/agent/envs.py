@@ -234,3 +234,95 @@ def _shape(space: Any) -> tuple[int, ...]:
 def _strong(state: Any) -> Any:
     """Without weak types: a scan carry must keep its types, and `time=0` is weakly typed until the first step."""
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
+
+
+def visualizer(name: str, env_params: tuple[tuple[str, Any], ...], states: list[Any], returns: np.ndarray) -> Any:
+    """gymnax's own visualiser of a sequence of states; its `animate(path)` draws them.
+
+    Args:
+      name, env_params: as of `make`.
+      states: of the environment, one a frame.
+      returns: [frames], what had been collected by then.
+
+    Raises:
+      ValueError: for an environment that gymnax cannot draw, or draws with what is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws into files and needs no screen
+    from gymnasium.error import DependencyNotInstalled
+    from gymnax.visualize import Visualizer
+
+    env, params = _construct(name, dict(env_params))
+    drawn = Visualizer(env, params, states, returns)
+    try:
+        drawn.init()
+    except DependencyNotInstalled:
+        raise ValueError(f"{name}: its visualiser is not installed; pip install 'purejaxppo[render]'") from None
+    if not hasattr(drawn, "im"):
+        raise ValueError(f"{name}: gymnax has no visualiser for this environment")
+    return drawn
+
+
+class Spaces(NamedTuple):
+    """What a policy must know of its environment when the environment is not there; see `Env` for the rest."""
+
+    name: str
+    num_features: int
+    obs_shape: tuple[int, ...]
+    num_masked: int
+    num_values: int  # of an observation that is one integer of a set; 0 for others
+    actions: Discrete | MultiDiscrete | Box
+
+
+def spaces_of(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Spaces:
+    """The spaces of that environment.
+
+    Args and Raises: as `make`.
+    """
+    adapted = make(name, env_params)
+    env, params = _construct(name, dict(env_params))
+    num_values = int(getattr(env.observation_space(params), "n", 0))
+    return Spaces(name, adapted.num_features, adapted.obs_shape, adapted.num_masked, num_values, adapted.actions)
+
+
+def spaces_to_mapping(spaces: Spaces) -> dict[str, Any]:
+    """Spaces as JSON can hold them."""
+    return spaces._asdict() | {"actions": {type(spaces.actions).__name__: spaces.actions._asdict()}}
+
+
+def spaces_from_mapping(values: dict[str, Any]) -> Spaces:
+    """The spaces of `spaces_to_mapping`, after JSON.
+
+    Raises:
+      KeyError, TypeError or ValueError: for what are none.
+    """
+    ((kind, fields),) = values["actions"].items()
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    actions = {"Discrete": Discrete, "MultiDiscrete": MultiDiscrete, "Box": Box}[kind](**fields)
+    return Spaces(**values | {"actions": actions, "obs_shape": tuple(values["obs_shape"])})
+
+
+def flatten(spaces: Spaces, obs: jax.Array) -> jax.Array:
+    """One observation, or any batch of them, as the environment shows it or flattened already, as [..., O] float32.
+
+    Raises:
+      ValueError: for another shape.
+    """
+    if spaces.num_values and jnp.issubdtype(obs.dtype, jnp.integer):
+        return jax.nn.one_hot(obs, spaces.num_values, dtype=jnp.float32)
+    batch = obs.ndim - len(spaces.obs_shape)
+    if not spaces.num_masked and batch >= 0 and obs.shape[batch:] == spaces.obs_shape:
+        return obs.astype(jnp.float32).reshape(*obs.shape[:batch], spaces.num_features)
+    if obs.shape[-1:] == (spaces.num_features,):
+        return obs.astype(jnp.float32)
+    shapes = dict.fromkeys(
+        [(spaces.num_features,)] if spaces.num_masked else [spaces.obs_shape, (spaces.num_features,)]
+    )
+    shown = [f"integers below {spaces.num_values}"] * bool(spaces.num_values) + [
+        f"of shape {shape}" for shape in shapes
+    ]
+    raise ValueError(
+        f"obs of shape {obs.shape} and type {obs.dtype}: those of {spaces.name} are {' or '.join(shown)}, "
+        "behind any batch axes"
+    )

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from purejaxppo import ops
 from purejaxppo.agent import distributions
-from purejaxppo.agent.envs import Env
+from purejaxppo.agent.envs import Env, Spaces
 from purejaxppo.agent.layers import ImageTrunk, RecurrentTrunk, Trunk, orthogonal
 from purejaxppo.config import Config
 from purejaxppo.types import Batch, Memory
@@ -83,7 +83,7 @@ class ActorCritic(nn.Module):
         return self.policy(obs, memory), self.value(obs, memory)
 
 
-def make(config: Config, env: Env) -> ActorCritic:
+def make(config: Config, env: Env | Spaces) -> ActorCritic:
     """The network of this config for this environment.
 
     Raises:
@@ -102,7 +102,7 @@ def make(config: Config, env: Env) -> ActorCritic:
     )
 
 
-def _image_shape(env: Env) -> tuple[int, ...]:
+def _image_shape(env: Env | Spaces) -> tuple[int, ...]:
     """(height, width, channels); an observation of two axes has one channel."""
     shape = (*env.obs_shape, 1) if len(env.obs_shape) == 2 else env.obs_shape
     if len(shape) != 3 or min(shape[:2]) < 3:

@@ -1,19 +1,22 @@
-"""The command line: `purejaxppo train CONFIG.toml`, `sweep SWEEP.toml`, `plot DIR`, `lab`, `bandit`.
+"""The command line: `purejaxppo train CONFIG.toml`, `resume DIR`, `evaluate DIR`, `sweep SWEEP.toml` and so on.
 
 Bad input ends with one line on standard error and exit code 2 before anything is written; a run that did not stay
-finite with exit code 1 after everything is saved.
+finite with exit code 1 after everything is saved; a training that was asked to end with 130 or 143 after a checkpoint.
 """
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -21,19 +24,28 @@ from tyro import _errors as parse_errors
 
 import purejaxppo as ppo
 from purejaxppo import results
+from purejaxppo.host import cache, checkpoints, files, loggers, progress, store, training
 from purejaxppo.host import experiment as experiments
-from purejaxppo.host import files, progress, store
+from purejaxppo.host.checkpoints import Found
 from purejaxppo.host.experiment import Experiment
-from purejaxppo.train import check
+from purejaxppo.host.policy import Policy
+from purejaxppo.host.training import Options
+from purejaxppo.plan import Plan
 from purejaxppo.types import Metrics
 
 USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what it takes
 
   train CONFIG.toml   train every seed of one experiment as one program; leaves a run directory
+  resume DIR          go on with a training that was stopped or killed, or on to more steps; bitwise as if it never was
+  evaluate DIR        episodes of every run, with its most likely actions and with sampled ones
+  render DIR OUT.gif  an episode of the best run as a moving picture
   sweep SWEEP.toml    train a grid, a random search or a list of settings; goes on where it was interrupted
   plot DIR            draw a finished run or sweep again
   lab                 the CartPole lab of the trust-region family, over many seeds
-  bandit              the 300-seed statistics of the bandit, with intervals"""
+  bandit              the 300-seed statistics of the bandit, with intervals
+
+Compiled programs are kept in the user's cache directory; with --no-compilation-cache a command compiles its own."""
+NO_CACHE = "--no-compilation-cache"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +54,16 @@ class Train(Experiment):
 
     Attributes:
       out: run directory; by default runs/NAME-TIME.
+      options: of the host.
     """
 
     out: Path | None = None
+    options: tyro.conf.OmitArgPrefixes[Options] = dataclasses.field(default_factory=Options)
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is trained."""
+        return Experiment(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Experiment)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv[0] not in COMMANDS:
             raise ValueError(f"{argv[0]}: there is no such command; allowed: {', '.join(COMMANDS)}")
+        if NO_CACHE in argv:
+            argv = [argument for argument in argv if argument != NO_CACHE]
+        else:
+            cache.use()
         with warnings.catch_warnings():
             warnings.showwarning = _note  # type: ignore[assignment]
             return COMMANDS[argv[0]](argv[1:])
@@ -84,18 +107,78 @@ def train(argv: list[str]) -> int:
     elif not {"-h", "--help"} & set(argv):
         raise ValueError("train: must be followed by the path of a TOML file")
     arguments: Train = _parse(Train, argv, "train CONFIG.toml", default=default)
-    experiment = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
-    out = arguments.out or files.fresh(name)
-
+    experiment, out = arguments.experiment, arguments.out or files.fresh(name)
     ppo.use_all_cores()
-    check(experiment.config, experiment.hparams)
+    plan = training.plan_of(experiment)
     files.claim(out)
-    console = Console(stderr=True)
-    steps = experiment.num_seeds * experiment.config.num_updates * experiment.config.batch_size
-    with progress.bar(console, experiment.config.env, experiment.num_seeds, steps) as moved:
-        result = ppo.sweep(experiment.config, experiment.hparams, experiment.num_seeds, experiment.seed, progress=moved)
-    summary = store.write(out, experiment, result)
-    return _report(out, summary, Metrics(*(leaf[0] for leaf in result.metrics)), experiment.config)
+    with training.held(out):
+        files.replace(out / "config.toml", experiments.to_toml(experiment).encode())
+        return _train(out, experiment, plan, arguments.options)
+
+
+def resume(argv: list[str]) -> int:
+    """`purejaxppo resume`."""
+    directory = _directory(argv, "resume")
+    arguments: Train = _parse(Train, argv, "resume DIR", default=Train(**vars(training.begun(directory))))
+    if arguments.out is not None:
+        raise ValueError(f"--out {arguments.out}: a resumed run stays in its directory")
+    experiment = arguments.experiment
+    with training.held(directory):
+        found, notes = training.prepare(directory, experiment)
+        for note in notes:
+            print(f"purejaxppo: {note}", file=sys.stderr)
+        done = 0 if found is None else found.update_index
+        if done == experiment.config.num_updates and (directory / "summary.json").exists():
+            print(f"{directory}: is finished; a larger --config.total-timesteps would go on from here")
+            return 0
+        ppo.use_all_cores(at_least=1 if found is None else found.shape.num_devices)
+        plan = training.plan_of(experiment)
+        checkpoints.clean(directory, done)
+        (directory / "summary.json").unlink(missing_ok=True)
+        files.replace(directory / "config.toml", experiments.to_toml(experiment).encode())
+        return _train(directory, experiment, plan, arguments.options, found)
+
+
+def evaluate(argv: list[str]) -> int:
+    """`purejaxppo evaluate`."""
+    from purejaxppo.host.evaluation import evaluate as function
+
+    directory = _directory(argv, "evaluate")
+    report = _parse(functools.partial(function, directory), argv, "evaluate DIR")
+    title = f"{report['env']} after {report['update_index']} updates: {report['num_episodes']} episodes of each run"
+    rows = Table("actions", "return", "95% interval", "length", title=title)
+    for name in ("deterministic", "sampled"):
+        found = report[name]
+        length = np.mean(found["episode_length_per_run"])
+        rows.add_row(name, *_shown(found["interquartile_mean"], *found["interval_95"]), f"{length:.4g}")
+    Console().print(rows)
+    print(f"{directory}/evaluation.json")
+    return 0
+
+
+def render(argv: list[str]) -> int:
+    """`purejaxppo render`."""
+    from purejaxppo.host.render import render as draw
+
+    directory = _directory(argv, "render")
+    if not argv or argv[0].startswith("-"):
+        raise ValueError("render: the run directory must be followed by the path of a GIF")
+    path = Path(argv.pop(0))
+
+    def function(run: str = "best", num_episodes: int = 1, seed: int = 0, checkpoint: str = "last") -> int:
+        """Draw episodes of a trained policy with gymnax's own visualiser.
+
+        Args:
+          run: index of a run, or "best": the one with the highest final return.
+          num_episodes: how many, one after another.
+          seed: chooses the episodes.
+          checkpoint: "last", "best" by return, or the updates of one that is kept.
+        """
+        returns = draw(Policy.load(directory, run, checkpoint), path, num_episodes, seed)
+        print(f"{path}: return {', '.join(f'{value:.4g}' for value in returns)}")
+        return 0
+
+    return _parse(function, argv, "render DIR OUT.gif")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +215,8 @@ def sweep(argv: list[str]) -> int:
         raise ValueError("sweep: must be followed by the path of a TOML file")
     arguments: Sweep = _parse(Sweep, argv, "sweep SWEEP.toml", default=default)
     base = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
+    if arguments.eval_every:
+        raise ValueError(f"eval_every = {arguments.eval_every}: is read by `train` alone")
     if arguments.ray_address is not None and arguments.executor != "ray":
         raise ValueError(f"--ray-address {arguments.ray_address}: is read only with --executor ray")
     experiments.check_base(base, axes)
@@ -184,11 +269,51 @@ def bandit(argv: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "resume": resume,
+    "evaluate": evaluate,
+    "render": render,
     "sweep": sweep,
     "plot": plot,
     "lab": lab,
     "bandit": bandit,
 }
+
+
+def _train(out: Path, experiment: Experiment, plan: Plan, options: Options, found: Found | None = None) -> int:
+    """Trains to the end, or to where somebody or something ends it."""
+    config = experiment.config
+    name = f"{experiment.num_seeds} seeds of {config.env}"
+    steps, done = experiment.num_seeds * config.batch_size, 0 if found is None else found.update_index
+    try:
+        with (
+            loggers.opened(options.log, out, experiment, options.log_runs, done) as log,
+            progress.training_bar(Console(stderr=True), name, steps, done, config.num_updates) as moved,
+        ):
+            listeners = [moved, lambda piece: log(piece.update_index, piece.metrics)]
+            trained = training.train(out, experiment, plan, options, found, listeners)
+        if trained.result is not None:
+            summary = store.write(out, experiment, trained.result, trained.eval_return)
+            return _report(out, summary, Metrics(*(leaf[0] for leaf in trained.result.metrics)), config)
+        ended, code = (
+            f"stopped after update {trained.update_index} of {config.num_updates}",
+            128 + trained.stopped_by,
+        )
+    except KeyboardInterrupt:
+        ended, code = "stopped at once", 130
+    except OSError as error:
+        ended, code = f"{out}: cannot be written to ({error.strerror or error})", 1
+    last = max(checkpoints.indices(out), default=None)
+    kept = "there is no checkpoint yet" if last is None else f"the last checkpoint is of update {last}"
+    again = " ".join(["purejaxppo resume", shlex.quote(str(out)), *options.flags()])
+    print(f"purejaxppo: {ended}; {kept}; to go on: {again}", file=sys.stderr)
+    return code
+
+
+def _directory(argv: list[str], command: str) -> Path:
+    """The run directory that a command begins with."""
+    if not argv or argv[0].startswith("-"):
+        raise ValueError(f"{command}: must be followed by a run directory")
+    return Path(argv.pop(0))
 
 
 def _report(out: Path, summary: dict[str, Any], metrics: Metrics, config: ppo.Config) -> int:
@@ -207,7 +332,7 @@ def _report(out: Path, summary: dict[str, Any], metrics: Metrics, config: ppo.Co
         f"{summary['steps_per_second']:,} environment steps/s; "
         f"compiled in {summary['compile_seconds']:.1f} s, ran {summary['run_seconds']:.1f} s"
     )
-    print(f"{out}/: curves.png, summary.json, metrics.npz, config.toml")
+    print(f"{out}/: curves.png, summary.json, metrics.npz, checkpoints/, config.toml")
     if summary["diverged"]:
         runs = ", ".join(f"{run} (from update {update} on)" for run, update in summary["diverged"].items())
         print(f"purejaxppo: not finite: run {runs}; everything is saved in {out}", file=sys.stderr)
@@ -241,7 +366,9 @@ def _parse(function: Callable[..., Any], argv: list[str], command: str, **option
 
 def _flags(function: Callable[..., Any]) -> list[str]:
     """The flags of a command, for the nearest one to a typo."""
-    names = [name for name in inspect.signature(function).parameters if name not in ("config", "hparams")]
+    names = [name for name in inspect.signature(function).parameters if name not in ("config", "hparams", "options")]
+    if function is Train:
+        names += [field.name for field in dataclasses.fields(Options)]
     if function in (Train, Sweep):
         names += [f"config.{field.name}" for field in dataclasses.fields(ppo.Config)]
         names += [f"hparams.{name}" for name in ppo.HParams._fields]

@@ -32,6 +32,8 @@ class Experiment:
       seed: of the whole experiment; run j draws from fold_in(key(seed), j).
       config: static settings.
       hparams: traced settings.
+      eval_every: updates of `train` after which each run is evaluated, and after the last one; 0 for never.
+      eval_episodes: episodes of an evaluation.
 
     Raises:
       ValueError: naming the field, its value and what is allowed.
@@ -41,10 +43,16 @@ class Experiment:
     seed: int = 0
     config: Config = dataclasses.field(default_factory=Config)
     hparams: HParams = dataclasses.field(default_factory=HParams)
+    eval_every: int = 0
+    eval_episodes: int = 32
 
     def __post_init__(self) -> None:
         check_size("num_seeds", self.num_seeds)
         check_size("seed", self.seed, lowest=0)
+        check_size("eval_every", self.eval_every, lowest=0)
+        check_size("eval_episodes", self.eval_episodes)
+        if not self.eval_every and self.eval_episodes != Experiment.eval_episodes:
+            raise ValueError(f"eval_episodes = {self.eval_episodes}: is read only with eval_every > 0")
 
 
 def read(path: Path) -> Experiment:
@@ -107,10 +115,15 @@ def check_base(base: Experiment, axes: Axes) -> None:
 
 def to_toml(experiment: Experiment, axes: Axes | None = None) -> str:
     """Every setting, defaults included: reading it back gives an equal experiment, or sweep if it has axes."""
+    return tomli_w.dumps(to_mapping(experiment) | (dict([axes]) if axes else {}))
+
+
+def to_mapping(experiment: Experiment) -> dict[str, Any]:
+    """Every setting by its name, in tables as in a file."""
     settings: dict[str, Any] = dataclasses.asdict(experiment)
     settings["config"]["env_params"] = dict(experiment.config.env_params)
     settings["hparams"] = {name: float(value) for name, value in experiment.hparams._asdict().items()}
-    return tomli_w.dumps(settings | (dict([axes]) if axes else {}))
+    return settings
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -130,6 +143,14 @@ def _fields(path: Path, content: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{path}: {table} = {content[table]!r}: must be a table")
     settings = {"config": config_from_mapping(content["config"]), "hparams": hparams_from_mapping(content["hparams"])}
     return content | settings
+
+
+def differences(a: Experiment, b: Experiment) -> list[str]:
+    """The settings in which they differ, by their names: `config.num_envs`."""
+    names = [name for name in vars(a) if name not in ("config", "hparams") and getattr(a, name) != getattr(b, name)]
+    names += [f"config.{name}" for name in vars(a.config) if getattr(a.config, name) != getattr(b.config, name)]
+    pairs = zip(HParams._fields, a.hparams, b.hparams, strict=True)
+    return names + [f"hparams.{name}" for name, mine, theirs in pairs if float(mine) != float(theirs)]
 
 
 def _range(name: str, value: Any) -> Range:

@@ -20,7 +20,13 @@ DIAGNOSTICS = {
 }
 
 
-def curves(metrics: Metrics, config: Config, path: Path, final: Mapping[str, Any] | None = None) -> None:
+def curves(
+    metrics: Metrics,
+    config: Config,
+    path: Path,
+    final: Mapping[str, Any] | None = None,
+    eval_return: np.ndarray | None = None,
+) -> None:
     """The return of all seeds with its interquartile mean and interval, and below it the diagnostics.
 
     Args:
@@ -28,6 +34,7 @@ def curves(metrics: Metrics, config: Config, path: Path, final: Mapping[str, Any
       config: of the runs.
       path: of the PNG file.
       final: the final return to quote, as `results.summary` has it; by default that of the runs as they are.
+      eval_return: [num_seeds, num_updates] mean return of the evaluations, NaN where none was.
     """
     figure = Figure(figsize=(10, 7.5), dpi=120, layout="constrained")
     grid = figure.add_gridspec(2, len(DIAGNOSTICS), height_ratios=(1.7, 1))
@@ -38,6 +45,10 @@ def curves(metrics: Metrics, config: Config, path: Path, final: Mapping[str, Any
     steps = updates * config.batch_size
     axes.plot(steps, returns.T, color="0.55", alpha=max(0.08, min(0.45, 4 / num_seeds)), linewidth=0.8)
     band(axes, steps, returns)
+    if eval_return is not None:
+        done = np.flatnonzero(~np.isnan(eval_return).any(axis=0))
+        values = results.interquartile_mean(eval_return[:, done])
+        axes.plot((done + 1) * config.batch_size, values, "o-", color="C3", markersize=3, label="evaluations")
     if final is None:
         returns = results.final_return(metrics)
         final = {"interquartile_mean": results.interquartile_mean(returns), "interval_95": results.interval(returns)}

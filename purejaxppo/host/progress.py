@@ -3,12 +3,54 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from purejaxppo.host.sweeps import Report
+from purejaxppo.host.training import Listener, Piece
+
+COLUMNS = (
+    SpinnerColumn(),
+    TextColumn("{task.description}"),
+    BarColumn(),
+    TaskProgressColumn(),
+    TextColumn("{task.fields[speed]}"),
+    TimeRemainingColumn(),
+    TextColumn("{task.fields[score]}"),
+)
+
+
+@contextmanager
+def training_bar(console: Console, name: str, update_steps: int, done: int, num_updates: int) -> Iterator[Listener]:
+    """A progress bar of runs that train all at once; yields what `training.train` is to call.
+
+    Args:
+      console: to draw on.
+      name: of what is trained.
+      update_steps: environment steps of an update of all runs.
+      done: updates before the start.
+      num_updates: of each run.
+    """
+    with Progress(*COLUMNS, console=console) as progress:
+        total = num_updates * update_steps
+        task = progress.add_task(f"{name}: compiling", total=total, completed=done * update_steps, speed="", score="")
+        last_done, last_time = done, 0.0
+
+        def moved(piece: Piece) -> None:
+            nonlocal last_done, last_time
+            now = time.perf_counter()
+            steps = (piece.update_index - last_done) * update_steps
+            # The first piece waited for the compiler.
+            speed = f"{steps / (now - last_time):,.0f} steps/s" if last_time else ""
+            score = _mean_return(piece.metrics["episode_return"], piece.metrics["num_episodes"])
+            score = score or progress.tasks[task].fields["score"]
+            progress.update(task, description=name, advance=steps, speed=speed, score=score)
+            last_done, last_time = piece.update_index, now
+
+        yield moved
 
 
 @contextmanager
@@ -21,16 +63,7 @@ def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[
       num_runs: of the whole sweep.
       num_steps: environment steps of the whole sweep.
     """
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[score]}"),
-    )
-    progress = Progress(*columns, console=console)
+    progress = Progress(*COLUMNS, console=console)
     task = progress.add_task(f"{name}: compiling", total=num_steps, speed="", score="")
     last = None
 
@@ -62,6 +95,11 @@ def bar(console: Console, name: str, num_runs: int, num_steps: int) -> Iterator[
 
 def _score(report: Report) -> str:
     """The mean return of the episodes that ended lately."""
-    if report.metrics is None or not (ended := report.metrics.num_episodes > 0).any():
+    if report.metrics is None:
         return ""
-    return f"mean return {np.mean(report.metrics.episode_return[ended]):.4g}"
+    return _mean_return(report.metrics.episode_return, report.metrics.num_episodes)
+
+
+def _mean_return(episode_return: Any, num_episodes: Any) -> str:
+    ended = num_episodes > 0
+    return f"mean return {np.mean(episode_return[ended]):.4g}" if ended.any() else ""

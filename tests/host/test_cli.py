@@ -27,7 +27,7 @@ def small(tmp_path):
 @pytest.fixture
 def one_device(monkeypatch):
     """`train` in this process: the devices were chosen when the tests began."""
-    monkeypatch.setattr("purejaxppo.use_all_cores", lambda: None)
+    monkeypatch.setattr("purejaxppo.use_all_cores", lambda at_least=1: None)
 
 
 def run(*arguments, code, capsys):
@@ -38,7 +38,13 @@ def run(*arguments, code, capsys):
 def test_train_leaves_a_complete_run_directory(small, tmp_path, capsys, one_device):
     out = tmp_path / "out"
     printed = run("train", small, "--num-seeds", 3, "--seed", 5, "--out", out, code=0, capsys=capsys).out
-    assert sorted(path.name for path in out.iterdir()) == ["config.toml", "curves.png", "metrics.npz", "summary.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoints",
+        "config.toml",
+        "curves.png",
+        "metrics.npz",
+        "summary.json",
+    ]
     assert "steps/s" in printed
     metrics = store.read_metrics(out / "metrics.npz")
     assert metrics.episode_return.shape == (3, 8)

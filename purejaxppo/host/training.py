@@ -1,0 +1,348 @@
+"""Training as a person starts it: in segments of seconds, with checkpoints, and exactly resumed."""
+
+import dataclasses
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from purejaxppo import segments
+from purejaxppo.agent import envs
+from purejaxppo.config import HParams, check_size
+from purejaxppo.host import checkpoints, files, loggers, memory, signals
+from purejaxppo.host import experiment as experiments
+from purejaxppo.host.checkpoints import Checkpoint, Found
+from purejaxppo.host.experiment import Experiment
+from purejaxppo.host.sweeps import SweepResult
+from purejaxppo.plan import Chunk, Plan, make_plan
+from purejaxppo.segments import Programs
+from purejaxppo.types import TrainState
+
+SEGMENT_SECONDS = 2.0  # at most, if an update is shorter
+NUM_SEGMENTS = 40  # of a short run
+MAX_CAPACITY = 1000  # updates of a segment, whose metrics wait on the devices
+COST_FACTOR = 50  # writing a checkpoint takes at most a fiftieth of the time between two
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the host does besides training; no number of any run depends on it.
+
+    Attributes:
+      checkpoint_every: seconds between checkpoints, or longer where writing one takes over 2% of it; 0 for one after
+        every segment. There is always one at the end.
+      keep: the last checkpoints that are kept, besides the best by return.
+      log: "tensorboard", "wandb" or both: where the curves go while they grow.
+      log_runs: runs that have curves of their own there, the first ones; together with what all runs say.
+
+    Raises:
+      ValueError: naming the field, its value and what is allowed.
+    """
+
+    checkpoint_every: float = 60.0
+    keep: int = 2
+    log: tuple[str, ...] = ()
+    log_runs: int = 16
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint_every >= 0:
+            raise ValueError(f"checkpoint_every = {self.checkpoint_every:g}: must be seconds, 0 or more")
+        check_size("keep", self.keep)
+        check_size("log_runs", self.log_runs, lowest=0)
+        loggers.check(self.log)
+
+    def flags(self) -> list[str]:
+        """What a command line must say for these options."""
+        fields = [field for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields}
+        return [f"--{name} {' '.join(value) if isinstance(value, tuple) else value}" for name, value in values.items()]
+
+
+class Piece(NamedTuple):
+    """One segment, done."""
+
+    update_index: int  # updates done at its end
+    state: TrainState  # padded, on the devices; gone when the next piece is asked for
+    metrics: dict[str, np.ndarray]  # [n, updates of the piece]; eval_return is NaN where no evaluation was
+
+
+class Trained(NamedTuple):
+    """How a training command ended."""
+
+    result: SweepResult | None  # None if it was stopped before the end
+    eval_return: np.ndarray | None  # [n, num_updates], NaN where no evaluation was
+    update_index: int  # updates done, and in the last checkpoint
+    stopped_by: int  # the signal; 0 if it came to its end
+
+
+Listener = Callable[[Piece], None]
+
+
+def plan_of(experiment: Experiment) -> Plan:
+    """All runs as one chunk.
+
+    Raises:
+      ValueError: for an invalid setting.
+    """
+    config, num_seeds = experiment.config, experiment.num_seeds
+    return make_plan(config, experiment.hparams, num_seeds, experiment.seed, chunk_size=num_seeds)
+
+
+def chunk_of(plan: Plan, found: Found | None) -> Chunk:
+    """All runs, on the devices as they lay when the checkpoint was written.
+
+    Raises:
+      ValueError: when there are fewer devices.
+    """
+    chunk, there = plan.chunk(0), len(jax.local_devices())
+    if found is None:
+        return chunk
+    if found.shape.num_devices > there:
+        raise ValueError(f"these runs lay on {found.shape.num_devices} devices, of which there are {there} here")
+    return chunk._replace(shape=found.shape)
+
+
+def train(
+    directory: Path,
+    experiment: Experiment,
+    plan: Plan,
+    options: Options,
+    found: Found | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Trained:
+    """Trains all runs of an experiment from their beginning, or from a checkpoint of theirs, to their end.
+
+    Args:
+      directory: of the run, in which the checkpoints are.
+      experiment: the settings; those of the checkpoint, but `total_timesteps` may be larger.
+      plan: of it, by `plan_of`.
+      options: of the host.
+      found: the checkpoint to go on from.
+      listeners: called after each segment.
+
+    Raises:
+      ValueError: for runs that do not fit in memory, or a checkpoint that is not of such runs.
+      OSError: when a checkpoint cannot be written; those before it stay.
+    """
+    started = time.perf_counter()
+    chunk = chunk_of(plan, found)
+    programs = _compile(chunk, experiment)
+    compile_seconds = time.perf_counter() - started
+    beginning = None if found is None else checkpoints.read(found)
+    hparams, state = _begin(chunk, programs, beginning)
+    record = Record(chunk, beginning)
+    spaces = envs.spaces_to_mapping(envs.spaces_of(experiment.config.env, experiment.config.env_params))
+    earlier = 0.0 if beginning is None else beginning.run_seconds
+    ran = time.perf_counter()
+
+    def save(update_index: int, state: TrainState) -> None:
+        taken = checkpoints.flatten(segments.take(chunk, state))
+        seconds = earlier + time.perf_counter() - ran
+        content = Checkpoint(experiment, update_index, taken, record.until(update_index), chunk.shape, spaces, seconds)
+        checkpoints.write(directory, content, options.keep)
+
+    done = 0 if beginning is None else beginning.update_index
+    clock, stopped_by = Clock(options.checkpoint_every), 0
+    with signals.noted() as signalled:
+        for piece in pieces(chunk, programs, hparams, state, done, experiment.eval_every):
+            done = piece.update_index
+            record.add(piece)
+            for listen in listeners:
+                listen(piece)
+            stopped_by = signalled()
+            if stopped_by or clock.due() or done == chunk.config.num_updates:
+                with clock:
+                    save(done, piece.state)
+            if stopped_by:
+                break
+    run_seconds = earlier + time.perf_counter() - ran
+    metrics = record.until(done)
+    result = None
+    if done == chunk.config.num_updates:
+        whole = jax.tree.map(lambda leaf: leaf[None], checkpoints.split_metrics(metrics))
+        result, stopped_by = SweepResult(plan, whole, None, compile_seconds, run_seconds), 0
+    return Trained(result, metrics.get("eval_return"), done, stopped_by)
+
+
+def pieces(
+    chunk: Chunk, programs: Programs, hparams: HParams, state: TrainState, done: int, eval_every: int
+) -> Iterator[Piece]:
+    """The segments of all runs from update `done` on. Their lengths follow the clock and change no number."""
+    num_updates, per_update = chunk.config.num_updates, None
+    while done < num_updates:
+        stop = min(num_updates, (done // eval_every + 1) * eval_every) if eval_every else num_updates
+        length = segment_length(per_update, min(capacity(num_updates), stop - done))
+        started = time.perf_counter()
+        state, metrics = segments.advance(chunk, programs, hparams, state, length)
+        per_update = (time.perf_counter() - started) / length
+        done += length
+        values = metrics._asdict()
+        if eval_every:
+            values["eval_return"] = np.full((len(chunk.seeds), length), np.nan, np.float32)
+        if eval_every and done == stop:
+            episodes = segments.evaluate_runs(chunk, programs, state, done)
+            values["eval_return"][:, -1] = episodes.episode_return.mean(1)
+        yield Piece(done, state, values)
+
+
+def capacity(num_updates: int) -> int:
+    """Updates of the longest segment."""
+    return min(MAX_CAPACITY, -(-num_updates // NUM_SEGMENTS))
+
+
+def segment_length(seconds_per_update: float | None, most: int) -> int:
+    """Updates of the next segment: what lasts `SEGMENT_SECONDS`; one, if nobody knows yet how long an update takes."""
+    if seconds_per_update is None:
+        return 1
+    return max(1, min(most, int(SEGMENT_SECONDS / max(seconds_per_update, 1e-9))))
+
+
+class Record:
+    """The metrics of all runs, as far as they are."""
+
+    def __init__(self, chunk: Chunk, beginning: Checkpoint | None) -> None:
+        self.size = (len(chunk.seeds), chunk.config.num_updates)
+        self.arrays: dict[str, np.ndarray] = {}
+        if beginning is not None:
+            self._set(0, beginning.metrics)
+
+    def add(self, piece: Piece) -> None:
+        """Takes in a segment."""
+        length = next(iter(piece.metrics.values())).shape[1]
+        self._set(piece.update_index - length, piece.metrics)
+
+    def until(self, update_index: int) -> dict[str, np.ndarray]:
+        """[n, update_index] of each metric."""
+        return {name: array[:, :update_index] for name, array in self.arrays.items()}
+
+    def _set(self, start: int, values: dict[str, np.ndarray]) -> None:
+        for name, value in values.items():
+            whole = self.arrays.setdefault(name, np.empty(self.size, value.dtype))
+            whole[:, start : start + value.shape[1]] = value
+
+
+class Clock:
+    """Says when the next checkpoint is due, and keeps their cost below a share of the time. Write within it."""
+
+    def __init__(self, every: float) -> None:
+        self.every, self.cost, self.last = every, 0.0, time.perf_counter()
+
+    def due(self) -> bool:
+        """Whether the time has come."""
+        return time.perf_counter() - self.last >= (max(self.every, COST_FACTOR * self.cost) if self.every else 0)
+
+    def __enter__(self) -> None:
+        self.last = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        started, self.last = self.last, time.perf_counter()
+        self.cost = self.last - started
+
+
+def begun(directory: Path) -> Experiment:
+    """The settings that the run in a directory was begun with.
+
+    Raises:
+      ValueError: for a directory that holds no training run.
+    """
+    if (directory / "plan.toml").exists():
+        raise ValueError(f"{directory}: holds a sweep; the command that began it goes on with it")
+    if not (directory / "config.toml").exists():
+        there = "there is no such directory" if not directory.is_dir() else "holds no training run (no config.toml)"
+        raise ValueError(f"{directory}: {there}")
+    return experiments.read(directory / "config.toml")
+
+
+def prepare(directory: Path, experiment: Experiment) -> tuple[Found | None, list[str]]:
+    """Where the training in a directory is to go on.
+
+    Args:
+      directory: of a run.
+      experiment: what is to be trained.
+
+    Returns:
+      The newest intact checkpoint, None if the run is to begin again; and notes for the person.
+
+    Raises:
+      ValueError: when the settings are not those that the run was begun with.
+    """
+    found, notes = checkpoints.find(directory)
+    begun = experiments.read(directory / "config.toml") if found is None else found.experiment
+    check_same(directory, begun, experiment)
+    if found is None:
+        return None, [*notes, "there is no checkpoint to go on from: the runs start again from their beginning"]
+    now, then = files.versions(), found.about["versions"]
+    changed = [f"{name} {then.get(name)} -> {now[name]}" for name in now if then.get(name) != now[name]]
+    if changed:
+        notes.append(f"other versions than before ({', '.join(changed)}): the last bits of the numbers may differ")
+    if begun.config.total_timesteps != experiment.config.total_timesteps:
+        notes.append(_extension(begun, experiment, found.update_index))
+    return found, notes
+
+
+def check_same(directory: Path, begun: Experiment, wanted: Experiment) -> None:
+    """Raises ValueError unless the runs were begun with these settings, or a smaller `total_timesteps`."""
+    different = experiments.differences(begun, wanted)
+    if "config.total_timesteps" in different and wanted.config.total_timesteps > begun.config.total_timesteps:
+        different.remove("config.total_timesteps")
+    if different:
+        raise ValueError(
+            f"{directory}: was begun with other settings: {', '.join(different)}; "
+            "only a larger config.total_timesteps can be gone on with"
+        )
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """The directory, for this process alone.
+
+    Raises:
+      ValueError: when another process trains in it, or it cannot be written to.
+    """
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ValueError(f"{directory}: cannot be written to")
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise ValueError(f"{directory}: another process is training in it") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _compile(chunk: Chunk, experiment: Experiment) -> Programs:
+    """The programs, if the runs fit in the devices."""
+    num_episodes = experiment.eval_episodes if experiment.eval_every else 0
+    programs = segments.compile_programs(chunk, capacity(chunk.config.num_updates), num_episodes)
+    if programs.num_bytes > (free := memory.of_device()):
+        raise ValueError(
+            f"num_seeds = {experiment.num_seeds}: needs {memory.text(programs.num_bytes)} of each device, of which "
+            f"{memory.text(free)} are free; `purejaxppo sweep` trains as many seeds in chunks"
+        )
+    return programs
+
+
+def _begin(chunk: Chunk, programs: Programs, beginning: Checkpoint | None) -> tuple[HParams, TrainState]:
+    if beginning is None:
+        return segments.begin(chunk, programs)
+    return segments.put(chunk, checkpoints.unflatten(beginning.state, segments.state_shapes(chunk)))
+
+
+def _extension(begun: Experiment, wanted: Experiment, done: int) -> str:
+    """What going on to a larger total means for the learning rate."""
+    old, new = begun.config, wanted.config
+    start, fraction = wanted.hparams.learning_rate, wanted.hparams.final_lr_fraction
+    before, after = (start * (1 - (1 - fraction) * done / config.num_updates) for config in (old, new))
+    return (
+        f"extended from {old.total_timesteps:,} to {new.total_timesteps:,} steps per run: the learning rate now falls "
+        f"towards its end at the new total, and goes on from {after:.3g} where it had come to {before:.3g}"
+    )
