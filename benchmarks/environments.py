@@ -123,8 +123,8 @@ def write(path: Path, name: str, line: str, seed: int) -> None:
     )
     table = "\n".join(rows[name] for name in ROWS if name in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    notes = [text for text in lines if text.startswith("- ")]
-    path.write_text("\n".join(["# Environments", "", heading, "", HEADER, table, "", *notes]).rstrip() + "\n")
+    notes = lines[max((i + 1 for i, text in enumerate(lines) if text.startswith("|")), default=len(lines)) :]
+    path.write_text("\n".join(["# Environments", "", heading, "", HEADER, table, *notes]).rstrip() + "\n")
 
 
 if __name__ == "__main__":
