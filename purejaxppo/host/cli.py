@@ -24,7 +24,7 @@ from tyro import _errors as parse_errors
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import cache, checkpoints, files, loggers, progress, store, training
+from purejaxppo.host import cache, checkpoints, chunks, files, loggers, progress, store, training
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Found
 from purejaxppo.host.experiment import Experiment
@@ -220,9 +220,10 @@ def sweep(argv: list[str]) -> int:
     if arguments.ray_address is not None and arguments.executor != "ray":
         raise ValueError(f"--ray-address {arguments.ray_address}: is read only with --executor ray")
     experiments.check_base(base, axes)
-    ppo.use_all_cores()
-    settings = ppo.settings(base.config, base.hparams, experiments.points_of(axes))
     out, size = arguments.out or Path("runs") / name, (base.num_seeds, base.seed)
+    begun = chunks.find(out)
+    ppo.use_all_cores(at_least=1 if begun is None else chunks.num_devices(begun))
+    settings = ppo.settings(base.config, base.hparams, experiments.points_of(axes))
     if arguments.dry_run:
         return sweep_command.dry_run(settings, *size, arguments.chunk_size, out)
     options = {name: getattr(arguments, name) for name in ("chunk_size", "executor", "ray_address")}

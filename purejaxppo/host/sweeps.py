@@ -262,9 +262,17 @@ def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress, keep_stat
 def _settle(plan: Plan, chunk_size: int | None, directory: Path | str | None, executor: str) -> Plan:
     """The plan as the directory has it, or for a new one with chunks that fit in memory."""
     found = None if directory is None else chunks.adopt(Path(directory), plan, chunk_size)
-    if found is not None or executor != "local":
+    if executor != "local":
         return found or plan
-    return memory.fit_plan(plan, chunk_size)
+    if found is None:
+        return memory.fit_plan(plan, chunk_size)
+    needed, there = chunks.num_devices(found), len(jax.local_devices())
+    if needed > there:
+        raise ValueError(
+            f"{directory}: was begun on {needed} devices, of which there are {there} here; "
+            f"on a CPU use_all_cores(at_least={needed}) makes as many"
+        )
+    return found
 
 
 def _here(plan: Plan, index: int, moved: Progress, keep_state: bool) -> Done:

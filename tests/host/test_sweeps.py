@@ -143,6 +143,13 @@ def test_other_versions_are_told(kept, copy):
         train(directory=copy)
 
 
+def test_a_sweep_of_more_devices_than_there_are_is_refused(copy):
+    plan = copy / "plan.toml"
+    plan.write_text(plan.read_text().replace("num_devices = 2", "num_devices = 3"))
+    with pytest.raises(ValueError, match=r"was begun on 3 devices, of which there are 2 here; .*at_least=3"):
+        train(directory=copy)
+
+
 def test_two_processes_do_not_share_a_directory(kept, copy):
     held = chunks.Store(copy, kept[0].plan)
     with pytest.raises(ValueError, match="another process is working on this sweep"):
