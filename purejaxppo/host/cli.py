@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from tyro import _errors as parse_errors
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import cache, checkpoints, chunks, files, loggers, progress, store, training
+from purejaxppo.host import cache, checkpoints, chunks, files, loggers, progress, signals, store, training
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Found
 from purejaxppo.host.experiment import Experiment
@@ -286,21 +287,20 @@ def _train(out: Path, experiment: Experiment, plan: Plan, options: Options, foun
     name = f"{experiment.num_seeds} seeds of {config.env}"
     steps, done = experiment.num_seeds * config.batch_size, 0 if found is None else found.update_index
     try:
-        with (
-            loggers.opened(options.log, out, experiment, options.log_runs, done) as log,
-            progress.training_bar(Console(stderr=True), name, steps, done, config.num_updates) as moved,
-        ):
-            listeners = [moved, lambda piece: log(piece.update_index, piece.metrics)]
-            trained = training.train(out, experiment, plan, options, found, listeners)
-        if trained.result is not None:
-            summary = store.write(out, experiment, trained.result, trained.eval_return)
-            return _report(out, summary, Metrics(*(leaf[0] for leaf in trained.result.metrics)), config)
-        ended, code = (
-            f"stopped after update {trained.update_index} of {config.num_updates}",
-            128 + trained.stopped_by,
-        )
-    except KeyboardInterrupt:
-        ended, code = "stopped at once", 130
+        with signals.noted() as came:
+            with (
+                loggers.opened(options.log, out, experiment, options.log_runs, done) as log,
+                progress.training_bar(Console(stderr=True), name, steps, done, config.num_updates) as moved,
+            ):
+                listeners = [moved, lambda piece: log(piece.update_index, piece.metrics)]
+                trained = training.train(out, experiment, plan, options, found, listeners, came)
+            if trained.result is not None:
+                summary = store.write(out, experiment, trained.result, trained.eval_return)
+                return _report(out, summary, Metrics(*(leaf[0] for leaf in trained.result.metrics)), config)
+        ended = f"stopped after update {trained.update_index} of {config.num_updates}"
+        code = 128 + trained.stopped_by
+    except KeyboardInterrupt as stop:
+        ended, code = "stopped at once", 128 + (stop.args[0] if stop.args else signal.SIGINT)
     except OSError as error:
         ended, code = f"{out}: cannot be written to ({error.strerror or error})", 1
     last = max(checkpoints.indices(out), default=None)

@@ -15,10 +15,11 @@ import numpy as np
 from purejaxppo import segments
 from purejaxppo.agent import envs
 from purejaxppo.config import HParams, check_size
-from purejaxppo.host import checkpoints, files, loggers, memory, signals
+from purejaxppo.host import checkpoints, files, loggers, memory
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Checkpoint, Found
 from purejaxppo.host.experiment import Experiment
+from purejaxppo.host.signals import Noted
 from purejaxppo.host.sweeps import SweepResult
 from purejaxppo.plan import Chunk, Plan, make_plan
 from purejaxppo.segments import Programs
@@ -115,6 +116,7 @@ def train(
     options: Options,
     found: Found | None = None,
     listeners: Sequence[Listener] = (),
+    came: Noted | None = None,
 ) -> Trained:
     """Trains all runs of an experiment from their beginning, or from a checkpoint of theirs, to their end.
 
@@ -125,15 +127,19 @@ def train(
       options: of the host.
       found: the checkpoint to go on from.
       listeners: called after each segment.
+      came: the signal that came, after which the segment is finished and a checkpoint written.
 
     Raises:
+      KeyboardInterrupt: when a signal came before the first segment.
       ValueError: for runs that do not fit in memory, or a checkpoint that is not of such runs.
       OSError: when a checkpoint cannot be written; those before it stay.
     """
-    started = time.perf_counter()
+    started, came = time.perf_counter(), came or Noted()
     chunk = chunk_of(plan, found)
     programs = _compile(chunk, experiment)
     compile_seconds = time.perf_counter() - started
+    if came.number:
+        raise KeyboardInterrupt(came.number)
     beginning = None if found is None else checkpoints.read(found)
     hparams, state = _begin(chunk, programs, beginning)
     record = Record(chunk, beginning)
@@ -149,18 +155,18 @@ def train(
 
     done = 0 if beginning is None else beginning.update_index
     clock, stopped_by = Clock(options.checkpoint_every), 0
-    with signals.noted() as signalled:
-        for piece in pieces(chunk, programs, hparams, state, done, experiment.eval_every):
-            done = piece.update_index
-            record.add(piece)
-            for listen in listeners:
-                listen(piece)
-            stopped_by = signalled()
-            if stopped_by or clock.due() or done == chunk.config.num_updates:
-                with clock:
-                    save(done, piece.state)
-            if stopped_by:
-                break
+    came.patient = True
+    for piece in pieces(chunk, programs, hparams, state, done, experiment.eval_every):
+        done = piece.update_index
+        record.add(piece)
+        for listen in listeners:
+            listen(piece)
+        stopped_by = came.number
+        if stopped_by or clock.due() or done == chunk.config.num_updates:
+            with clock:
+                save(done, piece.state)
+        if stopped_by:
+            break
     run_seconds = earlier + time.perf_counter() - ran
     metrics = record.until(done)
     result = None

@@ -1,5 +1,6 @@
 """`train` and `resume` as a person meets them: stopped, killed, full disks, and what comes out all the same."""
 
+import contextlib
 import errno
 import json
 import os
@@ -157,6 +158,35 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(small, whole, 
     interrupt(99, die)
     assert "start again from their beginning" in run("resume", out, code=0, capsys=capsys).err
     assert content(out) == content(whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("lost", [False, True], ids=["raised", "lost in a callback"])
+def test_a_signal_before_the_first_segment_ends_the_command_at_once(
+    lost, number, code, small, tmp_path, capsys, monkeypatch
+):
+    compile_programs, out = segments.compile_programs, tmp_path / "out"
+
+    def interrupted(*args):
+        with contextlib.suppress(KeyboardInterrupt) if lost else contextlib.nullcontext():
+            os.kill(os.getpid(), number)
+        return compile_programs(*args)
+
+    monkeypatch.setattr(segments, "compile_programs", interrupted)
+    errors = run("train", small, "--out", out, code=code, capsys=capsys).err
+    assert "stopped at once; there is no checkpoint yet; to go on: purejaxppo resume" in errors
+
+
+def test_a_second_signal_does_not_wait_for_the_segment(small, tmp_path, capsys, interrupt):
+    out = tmp_path / "out"
+
+    def twice():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupt(4, twice)
+    errors = run("train", small, "--out", out, "--checkpoint-every", 0, code=143, capsys=capsys).err
+    assert "stopped at once; the last checkpoint is of update 3; to go on" in errors
 
 
 def test_a_run_that_died_before_its_files_were_written_needs_no_more_training(finished, whole, capsys, interrupt):
