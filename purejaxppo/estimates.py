@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
+import scipy  # loads scipy.stats at its first use, which nothing should wait for before
 
 
 def interquartile_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
