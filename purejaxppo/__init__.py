@@ -13,14 +13,14 @@ functions of arrays; above it everything with a side effect.
     bandit           the same ops on a bandit small enough to compute everything exactly
     settings         grids, random ranges and lists -> settings
     plan             settings x seeds -> programs and chunks
-    sweep            chunks -> devices
     segments         the runs of one chunk, in pieces between which the host looks and writes
+    sweep            all chunks
     estimates        interquartile means, bootstrap intervals, comparisons seed by seed
     results          statistics over runs, and over the settings of a sweep
     host/            command line, progress, files, clusters, pictures
 
 Arrows point one way:
-host -> {results, settings, segments, sweep} -> plan -> {train, bandit} -> agent
+host -> {results, settings, sweep} -> segments -> plan -> {train, bandit} -> agent
 -> {ops, types, config, devices, estimates}.
 """
 

@@ -15,11 +15,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from purejaxppo.config import Config, HParams
 from purejaxppo.devices import RUNS, shard
-from purejaxppo.plan import Chunk
+from purejaxppo.plan import Chunk, Shape
 from purejaxppo.train import evaluate, init, update
 from purejaxppo.types import Episodes, Metrics, TrainState
 
 NOT_A_SEED = 2**32 - 1  # keys of evaluations descend from it, those of the runs from their indices
+NUM_SEGMENTS = 40  # of a short run
+MAX_CAPACITY = 1000  # updates of a segment, whose metrics wait on the devices
 BUFFERS = ("argument_size_in_bytes", "temp_size_in_bytes", "output_size_in_bytes")
 
 
@@ -32,20 +34,26 @@ class Programs(NamedTuple):
     num_bytes: int  # that a device needs
 
 
-def compile_programs(chunk: Chunk, capacity: int, num_episodes: int = 0) -> Programs:
-    """Compiles what a chunk's training needs, side by side.
+def capacity(num_updates: int) -> int:
+    """Updates of the longest segment of a run: a fortieth of a short one."""
+    return min(MAX_CAPACITY, -(-num_updates // NUM_SEGMENTS))
+
+
+def compile_programs(config: Config, shape: Shape, num_episodes: int = 0) -> Programs:
+    """Compiles what the training of chunks of this shape needs, side by side.
 
     Args:
-      chunk: the runs.
-      capacity: updates of the longest segment.
+      config: of the runs.
+      shape: of the chunk.
       num_episodes: of an evaluation, E; 0 for no evaluations.
     """
-    config, shape = chunk.config, chunk.shape
     on_devices = functools.partial(shard, shape.mesh, shape.width, num_by_run=2)
-    hparams, keys = jax.eval_shape(lambda: _inputs(chunk))
+    scalars = jax.ShapeDtypeStruct((shape.num_runs,), np.float32)
+    hparams = HParams(*(scalars for _ in HParams._fields))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape.num_runs))
     start = on_devices(functools.partial(init, config)).lower(hparams, keys)
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start.out_info)
-    segment = on_devices(functools.partial(_segment, config, capacity), num_shared=1, donate=(2,))
+    segment = on_devices(functools.partial(_segment, config), num_shared=1, donate=(2,))
     lowered = [start, segment.lower(jax.ShapeDtypeStruct((), np.int32), hparams, state)]
     if num_episodes:
         evaluation = functools.partial(_evaluate, config, num_episodes, True)
@@ -132,13 +140,12 @@ def evaluation_keys(seed: int, seeds: np.ndarray, index: int) -> jax.Array:
     return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.asarray(seeds, jnp.uint32))
 
 
-def _segment(
-    config: Config, capacity: int, num_updates: jax.Array, hparams: HParams, state: TrainState
-) -> tuple[TrainState, Metrics]:
+def _segment(config: Config, num_updates: jax.Array, hparams: HParams, state: TrainState) -> tuple[TrainState, Metrics]:
     """`run` of a number of updates, () int32, that is known only when it runs; metrics [capacity], zeros behind."""
+    most = capacity(config.num_updates)
     one_update = jax.jit(functools.partial(update, config), inline=True)  # traced once for the shapes and the loop
     one = jax.eval_shape(one_update, hparams, state)[1]
-    blank = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), one)
+    blank = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), one)
 
     def step(index: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
         state, metrics = carry

@@ -1,22 +1,18 @@
 """Training the chunks of a plan: which device each run goes to, one program a group, segment by segment."""
 
-import concurrent.futures
 import dataclasses
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
+from purejaxppo import segments
 from purejaxppo.config import Config, HParams
-from purejaxppo.devices import RUNS, shard
 from purejaxppo.plan import Chunk, Group, Plan, Shape
-from purejaxppo.train import init, run, train
+from purejaxppo.segments import Programs
+from purejaxppo.train import init, train
 from purejaxppo.types import Metrics, TrainState
 
 Progress = Callable[[int, Metrics], None]
@@ -27,49 +23,10 @@ def fit(plan: Plan, num_bytes: int) -> Plan:
     return dataclasses.replace(plan, groups=tuple(_fit_group(group, num_bytes) for group in plan.groups))
 
 
-class Program(NamedTuple):
-    """The compiled program of a group."""
-
-    start: Any  # (hparams, keys) -> state, leaves [num_runs, ...]
-    segments: dict[int, Any]  # number of updates -> (hparams, state) -> (state, metrics); the state is donated
-    num_bytes: int  # that a device needs
-
-
 @functools.lru_cache(maxsize=8)
-def compile_program(config: Config, shape: Shape) -> Program:
-    """`init`, and `run` for each length of segment, compiled side by side."""
-    scalars = jax.ShapeDtypeStruct((shape.num_runs,), np.float32)
-    hparams, keys = HParams(*(scalars for _ in HParams._fields)), jax.eval_shape(lambda: _keys(0, [0] * shape.num_runs))
-    start = shard(shape.mesh, shape.width, functools.partial(init, config), num_by_run=2)
-    state = jax.eval_shape(start, hparams, keys)
-    lengths = sorted(set(segment_lengths(config.num_updates)))
-    programs = [start.lower(hparams, keys)]
-    for length in lengths:
-        segment = functools.partial(run, config, num_updates=length)
-        programs.append(shard(shape.mesh, shape.width, segment, num_by_run=2, donate=(1,)).lower(hparams, state))
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        first, *others = pool.map(lambda program: program.compile(), programs)
-    return Program(first, dict(zip(lengths, others, strict=True)), max(map(_num_bytes, others)))
-
-
-def begin(chunk: Chunk) -> tuple[HParams, TrainState]:
-    """The padded hyperparameters of a chunk and its runs before their first update, leaves [shape.num_runs, ...]."""
-    runs = np.minimum(np.arange(chunk.shape.num_runs), len(chunk.seeds) - 1)  # the last, repeated, fills up
-    inputs = (jax.tree.map(lambda leaf: leaf[runs], chunk.hparams), _keys(chunk.seed, chunk.seeds[runs]))
-    hparams, keys = jax.device_put(inputs, NamedSharding(chunk.shape.mesh, RUNS))
-    return hparams, compile_program(chunk.config, chunk.shape).start(hparams, keys)
-
-
-def advance(chunk: Chunk, hparams: HParams, state: TrainState, done: int = 0) -> Iterator[tuple[TrainState, Metrics]]:
-    """The segments of a chunk from update `done` on, which must be where one ended: (state, metrics of the segment).
-
-    A state is donated to the next segment: read it before asking for another. Metrics are NumPy, without the padding.
-    """
-    program = compile_program(chunk.config, chunk.shape)
-    for end, length in _segments(chunk.config.num_updates):
-        if end > done:
-            state, metrics = program.segments[length](hparams, state)
-            yield state, jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chunk.seeds)], metrics)
+def compile_group(config: Config, shape: Shape) -> Programs:
+    """The programs of a group, kept for its next chunk and for another sweep of its shape."""
+    return segments.compile_programs(config, shape)
 
 
 def train_chunk(chunk: Chunk, progress: Progress | None = None) -> tuple[TrainState, Metrics]:
@@ -82,9 +39,11 @@ def train_chunk(chunk: Chunk, progress: Progress | None = None) -> tuple[TrainSt
     Returns:
       The padded final state, and metrics with NumPy leaves [n, num_updates].
     """
-    hparams, state = begin(chunk)
-    parts = []
-    for state, metrics in advance(chunk, hparams, state):  # noqa: B007, B020 (the last one is the final one)
+    programs, num_updates = compile_group(chunk.config, chunk.shape), chunk.config.num_updates
+    hparams, state = segments.begin(chunk, programs)
+    most, parts = segments.capacity(num_updates), []
+    for done in range(0, num_updates, most):
+        state, metrics = segments.advance(chunk, programs, hparams, state, min(most, num_updates - done))
         parts.append(metrics)
         if progress is not None:
             progress(metrics.learning_rate.size * chunk.config.batch_size, metrics)
@@ -99,18 +58,17 @@ def measure(chunk: Chunk, num_steps: int = 2_000_000) -> tuple[int, float, float
       num_steps: environment steps of the piece, at most; at least one update.
 
     Returns:
-      (bytes that a device needs, seconds to compile the chunk's program, seconds an update of the whole chunk).
+      (bytes that a device needs, seconds to compile the chunk's programs, seconds an update of the whole chunk).
     """
     started = time.perf_counter()
-    program = compile_program(chunk.config, chunk.shape)
+    programs = compile_group(chunk.config, chunk.shape)
     compile_seconds = time.perf_counter() - started
-    length = max(1, min(chunk.config.num_updates, num_steps // (chunk.config.batch_size * chunk.shape.num_runs)))
-    hparams, state = begin(chunk)
-    segment = functools.partial(run, chunk.config, num_updates=length)
-    piece = shard(chunk.shape.mesh, chunk.shape.width, segment, num_by_run=2).lower(hparams, state).compile()
+    updates = num_steps // (chunk.config.batch_size * chunk.shape.num_runs)
+    length = max(1, min(segments.capacity(chunk.config.num_updates), updates))
+    hparams, state = segments.begin(chunk, programs)
     started = time.perf_counter()
-    jax.block_until_ready(piece(hparams, state))
-    return program.num_bytes, compile_seconds, (time.perf_counter() - started) / length
+    segments.advance(chunk, programs, hparams, state, length)
+    return programs.num_bytes, compile_seconds, (time.perf_counter() - started) / length
 
 
 def blank(plan: Plan) -> Metrics:
@@ -134,38 +92,11 @@ def place(plan: Plan, metrics: Metrics, index: int, chunk_metrics: Metrics) -> N
         whole.reshape(plan.num_runs, -1)[runs, : leaf.shape[1]] = leaf
 
 
-def segment_lengths(num_updates: int, num_segments: int = 40) -> list[int]:
-    """Lengths of about `num_segments` pieces, all equal if a near divisor exists: another length compiles again."""
-    ideal = max(1, num_updates // num_segments)
-    length = min(
-        range(-(-ideal // 2), 2 * ideal + 1), key=lambda length: (num_updates % length > 0, abs(length - ideal))
-    )
-    whole, rest = divmod(num_updates, length)
-    return [length] * whole + [rest] * (rest > 0)
-
-
-def _segments(num_updates: int) -> Iterator[tuple[int, int]]:
-    lengths = segment_lengths(num_updates)
-    return zip(itertools.accumulate(lengths), lengths, strict=True)
-
-
-def _keys(seed: int, seeds: Any) -> jax.Array:
-    """The keys of the runs, [n]."""
-    return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(jnp.asarray(seeds, jnp.uint32))
-
-
-def _num_bytes(compiled: Any) -> int:
-    """What a device must hold while a program runs."""
-    memory = compiled.memory_analysis()
-    sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes)
-    return int(sum(sizes) - memory.alias_size_in_bytes)
-
-
 def _fit_group(group: Group, num_bytes: int) -> Group:
     shape, size = group.shape, group.chunk_size
     if 10 * _rough_num_bytes(group.config, shape) < num_bytes:
         return group  # not worth compiling now to know it exactly
-    while compile_program(group.config, shape).num_bytes > num_bytes and (shape.num_blocks > 2 or shape.width > 1):
+    while compile_group(group.config, shape).num_bytes > num_bytes and (shape.num_blocks > 2 or shape.width > 1):
         if shape.num_blocks > 2:
             shape = shape._replace(num_blocks=-(-shape.num_blocks // 2))
         else:

@@ -19,6 +19,7 @@ NUM_RUNS, NUM_EPISODES = 3, 4
 def fast_compilation():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "compiler_options", lambda mesh: {"xla_backend_optimization_level": "0"})
+        patch.setattr(segments, "capacity", lambda num_updates: 6)
         yield
 
 
@@ -29,7 +30,7 @@ def chunk():
 
 @pytest.fixture(scope="module")
 def programs(chunk):
-    return segments.compile_programs(chunk, capacity=6, num_episodes=NUM_EPISODES)
+    return segments.compile_programs(CONFIG, chunk.shape, NUM_EPISODES)
 
 
 def run(chunk, programs, lengths, between=lambda hparams, state, done: (hparams, state)):

@@ -13,6 +13,7 @@ import pytest
 import purejaxppo as ppo
 from purejaxppo import devices as devices_module
 from purejaxppo import plan as plan_module
+from purejaxppo import segments
 from tests.helpers import assert_close, assert_equal, differs, leaves, run_python, tiny
 
 engine = importlib.import_module("purejaxppo.sweep")
@@ -27,7 +28,7 @@ def fast_compilation():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices_module, "compiler_options", lambda mesh: {"xla_backend_optimization_level": "0"})
         yield
-    engine.compile_program.cache_clear()
+    engine.compile_group.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_the_chunk_size_is_a_positive_integer(chunk_size):
     ],
 )
 def test_invalid_settings_are_refused_before_anything_is_compiled(config, hparams, message, monkeypatch):
-    monkeypatch.setattr(engine, "compile_program", None)
+    monkeypatch.setattr(engine, "compile_group", None)
     with pytest.raises(ValueError, match=message):
         ppo.sweep(config, hparams, 2)
 
@@ -151,11 +152,11 @@ def test_padding_reaches_no_result(num_runs, cpu_width, reference, monkeypatch):
 
 
 def test_segments_of_unequal_length_are_the_same_runs(swept, monkeypatch):
-    monkeypatch.setattr(engine, "segment_lengths", lambda num_updates: [2, 1])
-    engine.compile_program.cache_clear()
+    monkeypatch.setattr(segments, "capacity", lambda num_updates: 2)
+    engine.compile_group.cache_clear()
     reports = []
     result = ppo.sweep(CONFIG, GRID, num_seeds=3, seed=5, keep_state=True, progress=reports.append)
-    engine.compile_program.cache_clear()
+    engine.compile_group.cache_clear()
     assert [report.num_steps for report in reports] == [0, 192, 96, 0]
     assert_equal(result.metrics, swept[0].metrics)
     assert_equal(result.state, swept[0].state)
@@ -195,7 +196,7 @@ def test_all_devices_take_their_share_of_a_chunk(in_one_chunk):
 
 
 def test_a_grid_is_one_program_and_a_static_axis_of_two_is_two():
-    counted = engine.compile_program
+    counted = engine.compile_group
     counted.cache_clear()
     axes = {"clip_eps": [0.1, 0.2, INF], "learning_rate": [1e-3, 1e-2, 0.1]}
     ppo.sweep(CONFIG, ppo.grid(ppo.HParams(), **axes), num_seeds=2)
@@ -248,8 +249,8 @@ def test_a_chunk_has_what_its_numbers_depend_on():
 @pytest.mark.parametrize("most", [10**9, 5000, 1000, 300, 40, 2, 1])
 def test_a_plan_shrinks_until_its_programs_fit(most, monkeypatch):
     """With a program that needs a byte a run."""
-    program = lambda config, shape: engine.Program(None, {}, shape.num_runs // shape.num_devices)  # noqa: E731
-    monkeypatch.setattr(engine, "compile_program", program)
+    program = lambda config, shape: segments.Programs(None, None, None, shape.num_runs // shape.num_devices)  # noqa: E731
+    monkeypatch.setattr(engine, "compile_group", program)
     monkeypatch.setattr(engine, "_rough_num_bytes", lambda config, shape: INF)
     plan = plan_module.make_plan(CONFIG, GRID, 500, chunk_size=700)
     fitted = engine.fit(plan, most)
@@ -265,7 +266,7 @@ def test_a_plan_shrinks_until_its_programs_fit(most, monkeypatch):
 def test_the_rough_number_of_bytes_is_within_a_factor_of_four(hidden_sizes):
     config = tiny(hidden_sizes=hidden_sizes, num_steps=64, total_timesteps=128)
     shape = plan_module.Shape(2, 8, 2)
-    ratio = engine._rough_num_bytes(config, shape) / engine.compile_program(config, shape).num_bytes
+    ratio = engine._rough_num_bytes(config, shape) / engine.compile_group(config, shape).num_bytes
     assert 1 / 4 < ratio < 4
 
 
@@ -296,15 +297,6 @@ def test_eight_devices_give_what_one_gives():
 
 
 # Layout
-
-
-@pytest.mark.parametrize("num_updates", [*range(1, 130), 976, 977, 1953, 9973, 100_003])
-def test_segments_cover_a_run_with_at_most_two_programs(num_updates):
-    lengths = engine.segment_lengths(num_updates)
-    assert sum(lengths) == num_updates
-    assert min(lengths) >= 1
-    assert len(set(lengths)) <= 2
-    assert len(lengths) <= 120
 
 
 @pytest.mark.parametrize(("num_runs", "num_devices"), [*itertools.product([1, 2, 3, 8, 16, 17, 33, 1000], [1, 2, 3])])

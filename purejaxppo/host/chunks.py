@@ -126,6 +126,11 @@ def adopt(directory: Path, plan: Plan, chunk_size: int | None) -> Plan | None:
     return found
 
 
+def num_devices(plan: Plan) -> int:
+    """Devices that the plan's chunks lie on."""
+    return max(group.shape.num_devices for group in plan.groups)
+
+
 def to_toml(plan: Plan) -> str:
     """All of a plan, and with which versions it was begun."""
     unique = list(dict.fromkeys(plan.configs))

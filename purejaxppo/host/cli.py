@@ -5,10 +5,8 @@ finite with exit code 1 after everything is saved; a training that was asked to 
 """
 
 import dataclasses
-import difflib
 import functools
 import gc
-import inspect
 import math
 import shlex
 import signal
@@ -22,11 +20,10 @@ import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
-from tyro import _errors as parse_errors
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import cache, checkpoints, files, loggers, progress, signals, store, training
+from purejaxppo.host import cache, checkpoints, chunks, files, flags, loggers, progress, signals, store, training
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Found
 from purejaxppo.host.experiment import Experiment
@@ -111,7 +108,7 @@ def train(argv: list[str]) -> int:
         default = Train(**vars(experiments.read(path)))
     elif not {"-h", "--help"} & set(argv):
         raise ValueError("train: must be followed by the path of a TOML file")
-    arguments: Train = _parse(Train, argv, "train CONFIG.toml", default=default)
+    arguments: Train = flags.parse(Train, argv, "train CONFIG.toml", default=default)
     experiment, out = arguments.experiment, arguments.out or files.fresh(name)
     ppo.use_all_cores()
     plan = training.plan_of(experiment)
@@ -124,7 +121,7 @@ def train(argv: list[str]) -> int:
 def resume(argv: list[str]) -> int:
     """`purejaxppo resume`."""
     directory = _directory(argv, "resume")
-    arguments: Train = _parse(Train, argv, "resume DIR", default=Train(**vars(training.begun(directory))))
+    arguments: Train = flags.parse(Train, argv, "resume DIR", default=Train(**vars(training.begun(directory))))
     if arguments.out is not None:
         raise ValueError(f"--out {arguments.out}: a resumed run stays in its directory")
     experiment = arguments.experiment
@@ -149,7 +146,7 @@ def evaluate(argv: list[str]) -> int:
     from purejaxppo.host.evaluation import evaluate as function
 
     directory = _directory(argv, "evaluate")
-    report = _parse(functools.partial(function, directory), argv, "evaluate DIR")
+    report = flags.parse(functools.partial(function, directory), argv, "evaluate DIR")
     title = f"{report['env']} after {report['update_index']} updates: {report['num_episodes']} episodes of each run"
     rows = Table("actions", "return", "95% interval", "length", title=title)
     for name in ("deterministic", "sampled"):
@@ -183,7 +180,7 @@ def render(argv: list[str]) -> int:
         print(f"{path}: return {', '.join(f'{value:.4g}' for value in returns)}")
         return 0
 
-    return _parse(function, argv, "render DIR OUT.gif")
+    return flags.parse(function, argv, "render DIR OUT.gif")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,16 +215,17 @@ def sweep(argv: list[str]) -> int:
         default, name = Sweep(**vars(base)), path.stem
     elif not {"-h", "--help"} & set(argv):
         raise ValueError("sweep: must be followed by the path of a TOML file")
-    arguments: Sweep = _parse(Sweep, argv, "sweep SWEEP.toml", default=default)
+    arguments: Sweep = flags.parse(Sweep, argv, "sweep SWEEP.toml", default=default)
     base = Experiment(arguments.num_seeds, arguments.seed, arguments.config, arguments.hparams)
     if arguments.eval_every:
         raise ValueError(f"eval_every = {arguments.eval_every}: is read by `train` alone")
     if arguments.ray_address is not None and arguments.executor != "ray":
         raise ValueError(f"--ray-address {arguments.ray_address}: is read only with --executor ray")
     experiments.check_base(base, axes)
-    ppo.use_all_cores()
-    settings = ppo.settings(base.config, base.hparams, experiments.points_of(axes))
     out, size = arguments.out or Path("runs") / name, (base.num_seeds, base.seed)
+    begun = chunks.find(out)
+    ppo.use_all_cores(at_least=1 if begun is None else chunks.num_devices(begun))
+    settings = ppo.settings(base.config, base.hparams, experiments.points_of(axes))
     if arguments.dry_run:
         return sweep_command.dry_run(settings, *size, arguments.chunk_size, out)
     options = {name: getattr(arguments, name) for name in ("chunk_size", "executor", "ray_address")}
@@ -253,7 +251,7 @@ def plot(argv: list[str]) -> int:
         """
         return sweep_command.plot(directory, threshold)
 
-    return _parse(run_plot, argv, "plot")
+    return flags.parse(run_plot, argv, "plot")
 
 
 def lab(argv: list[str]) -> int:
@@ -261,7 +259,7 @@ def lab(argv: list[str]) -> int:
     from purejaxppo.host.lab import run_lab
 
     ppo.use_all_cores()
-    return _parse(run_lab, argv, "lab")
+    return flags.parse(run_lab, argv, "lab")
 
 
 def bandit(argv: list[str]) -> int:
@@ -269,7 +267,7 @@ def bandit(argv: list[str]) -> int:
     from purejaxppo.host.bandit import run_bandit
 
     ppo.use_all_cores()
-    return _parse(run_bandit, argv, "bandit")
+    return flags.parse(run_bandit, argv, "bandit")
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -348,35 +346,6 @@ def _shown(value: float | None, low: float | None, high: float | None) -> tuple[
     """A value and its interval as text; a dash for what is not known."""
     texts = ["-" if x is None or math.isnan(x) else f"{x:.4g}" for x in (value, low, high)]
     return texts[0], f"{texts[1]} to {texts[2]}"
-
-
-def _parse(function: Callable[..., Any], argv: list[str], command: str, **options: Any) -> Any:
-    """What tyro makes of the flags; what it has to say against them becomes one line."""
-
-    def refuse(event: parse_errors.ParseErrorEvent) -> None:
-        if isinstance(event, parse_errors.UnrecognizedArgs):
-            token = event.tokens[0]
-            close = difflib.get_close_matches(token.replace("_", "-"), _flags(function), n=1)
-            raise ValueError(f"{token}: there is no such argument" + (f"; did you mean {close[0]}?" if close else ""))
-        if isinstance(event, parse_errors.InstantiationFailure):
-            flag = event.argument.lowered.name_or_flags[0] + ": " if event.argument else ""
-            raise ValueError(f"{flag}{event.message}")
-        title, contents = parse_errors._render(event)
-        raise ValueError(next((text for text in contents if isinstance(text, str)), title))
-
-    with parse_errors.on_parse_error(refuse):
-        return tyro.cli(function, args=argv, prog=f"purejaxppo {command}", **options)
-
-
-def _flags(function: Callable[..., Any]) -> list[str]:
-    """The flags of a command, for the nearest one to a typo."""
-    names = [name for name in inspect.signature(function).parameters if name not in ("config", "hparams", "options")]
-    if function is Train:
-        names += [field.name for field in dataclasses.fields(Options)]
-    if function in (Train, Sweep):
-        names += [f"config.{field.name}" for field in dataclasses.fields(ppo.Config)]
-        names += [f"hparams.{name}" for name in ppo.HParams._fields]
-    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 if __name__ == "__main__":

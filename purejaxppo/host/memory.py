@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from purejaxppo.plan import Plan
-from purejaxppo.sweep import compile_program, fit, num_bytes_of_metrics
+from purejaxppo.sweep import compile_group, fit, num_bytes_of_metrics
 
 # Left to what else runs on the machine, and to what a compiler's estimate misses.
 SHARE = 0.8
@@ -60,15 +60,15 @@ def fit_plan(plan: Plan, chunk_size: int | None) -> Plan:
     fitted = fit(plan, there)
     for before, after in zip(plan.groups, fitted.groups, strict=True):
         if chunk_size is not None and after != before:
-            need = compile_program(before.config, before.shape).num_bytes
+            need = compile_group(before.config, before.shape).num_bytes
             raise ValueError(
                 f"chunk_size = {chunk_size}: needs {text(need)} of each device, of which {text(there)} are free; "
                 f"{after.chunk_size} fits"
             )
-        if after.shape.width == 1 and after != before and compile_program(after.config, after.shape).num_bytes > there:
+        if after.shape.width == 1 and after != before and compile_group(after.config, after.shape).num_bytes > there:
             raise ValueError(
                 f"config.num_envs = {after.config.num_envs}: two runs of this config need "
-                f"{text(compile_program(after.config, after.shape).num_bytes)} of a device with {text(there)} free"
+                f"{text(compile_group(after.config, after.shape).num_bytes)} of a device with {text(there)} free"
             )
     return fitted
 

@@ -16,7 +16,7 @@ from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, cluster, memory
 from purejaxppo.plan import Plan, make_plan
 from purejaxppo.settings import varying
-from purejaxppo.sweep import Progress, blank, compile_program, place, train_chunk
+from purejaxppo.sweep import Progress, blank, compile_group, place, train_chunk
 from purejaxppo.types import Metrics, TrainState
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def sweep(
         def moved(steps: int, latest: Metrics) -> None:
             progress(Report(runs_done, steps, latest))
 
-        for done in _train(plan, todo, ray, moved):
+        for done in _train(plan, todo, ray, moved, keep_state):
             place(plan, metrics, done.chunk, done.metrics)
             if store is not None:
                 store.write(done.chunk, done.metrics)
@@ -250,10 +250,10 @@ def _place_kept(plan: Plan, metrics: Metrics, store: chunks.Store | None) -> lis
     return todo
 
 
-def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress) -> Iterator[Done]:
+def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress, keep_state: bool) -> Iterator[Done]:
     """Trains chunks here, or elsewhere if there is Ray."""
     if ray is None:
-        yield from _here(plan, todo, moved)
+        yield from (_here(plan, index, moved, keep_state) for index in todo)
     else:
         for index, metrics in cluster.on_ray(ray, plan, todo):
             yield Done(index, metrics, num_steps=plan.chunk(index).num_steps)
@@ -262,20 +262,27 @@ def _train(plan: Plan, todo: Sequence[int], ray: Any, moved: Progress) -> Iterat
 def _settle(plan: Plan, chunk_size: int | None, directory: Path | str | None, executor: str) -> Plan:
     """The plan as the directory has it, or for a new one with chunks that fit in memory."""
     found = None if directory is None else chunks.adopt(Path(directory), plan, chunk_size)
-    if found is not None or executor != "local":
+    if executor != "local":
         return found or plan
-    return memory.fit_plan(plan, chunk_size)
+    if found is None:
+        return memory.fit_plan(plan, chunk_size)
+    needed, there = chunks.num_devices(found), len(jax.local_devices())
+    if needed > there:
+        raise ValueError(
+            f"{directory}: was begun on {needed} devices, of which there are {there} here; "
+            f"on a CPU use_all_cores(at_least={needed}) makes as many"
+        )
+    return found
 
 
-def _here(plan: Plan, indices: Sequence[int], moved: Progress) -> Iterator[Done]:
-    """Trains chunks in this process."""
-    for index in indices:
-        chunk = plan.chunk(index)
-        started = time.perf_counter()
-        compile_program(chunk.config, chunk.shape)
-        compile_seconds = time.perf_counter() - started
-        state, metrics = train_chunk(chunk, moved)
-        yield Done(index, metrics, state, compile_seconds)
+def _here(plan: Plan, index: int, moved: Progress, keep_state: bool) -> Done:
+    """Trains a chunk in this process. Unless they are kept, its states are gone before the next chunk needs memory."""
+    chunk = plan.chunk(index)
+    started = time.perf_counter()
+    compile_group(chunk.config, chunk.shape)
+    compile_seconds = time.perf_counter() - started
+    state, metrics = train_chunk(chunk, moved)
+    return Done(index, metrics, state if keep_state else None, compile_seconds)
 
 
 def _together(plan: Plan, states: Sequence[TrainState]) -> TrainState:

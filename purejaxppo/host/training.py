@@ -22,12 +22,10 @@ from purejaxppo.host.experiment import Experiment
 from purejaxppo.host.signals import Noted
 from purejaxppo.host.sweeps import SweepResult
 from purejaxppo.plan import Chunk, Plan, make_plan
-from purejaxppo.segments import Programs
+from purejaxppo.segments import Programs, capacity
 from purejaxppo.types import TrainState
 
 SEGMENT_SECONDS = 2.0  # at most, if an update is shorter
-NUM_SEGMENTS = 40  # of a short run
-MAX_CAPACITY = 1000  # updates of a segment, whose metrics wait on the devices
 COST_FACTOR = 50  # writing a checkpoint takes at most a fiftieth of the time between two
 
 
@@ -197,11 +195,6 @@ def pieces(
         yield Piece(done, state, values)
 
 
-def capacity(num_updates: int) -> int:
-    """Updates of the longest segment."""
-    return min(MAX_CAPACITY, -(-num_updates // NUM_SEGMENTS))
-
-
 def segment_length(seconds_per_update: float | None, most: int) -> int:
     """Updates of the next segment: what lasts `SEGMENT_SECONDS`; one, if nobody knows yet how long an update takes."""
     if seconds_per_update is None:
@@ -328,7 +321,7 @@ def held(directory: Path) -> Iterator[None]:
 def _compile(chunk: Chunk, experiment: Experiment) -> Programs:
     """The programs, if the runs fit in the devices."""
     num_episodes = experiment.eval_episodes if experiment.eval_every else 0
-    programs = segments.compile_programs(chunk, capacity(chunk.config.num_updates), num_episodes)
+    programs = segments.compile_programs(chunk.config, chunk.shape, num_episodes)
     if programs.num_bytes > (free := memory.of_device()):
         raise ValueError(
             f"num_seeds = {experiment.num_seeds}: needs {memory.text(programs.num_bytes)} of each device, of which "

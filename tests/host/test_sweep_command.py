@@ -32,7 +32,7 @@ def write(tmp_path):
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
     """In this process: the devices were chosen when the tests began."""
-    monkeypatch.setattr("purejaxppo.use_all_cores", lambda: None)
+    monkeypatch.setattr("purejaxppo.use_all_cores", lambda at_least=1: None)
 
 
 def run(*arguments, code, capsys):

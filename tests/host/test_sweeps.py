@@ -11,6 +11,7 @@ import purejaxppo as ppo
 from purejaxppo import results
 from purejaxppo.host import chunks, cluster, memory, sweeps
 from purejaxppo.plan import make_plan
+from purejaxppo.segments import Programs
 from tests.helpers import assert_equal, tiny
 
 engine = importlib.import_module("purejaxppo.sweep")
@@ -143,6 +144,13 @@ def test_other_versions_are_told(kept, copy):
         train(directory=copy)
 
 
+def test_a_sweep_of_more_devices_than_there_are_is_refused(copy):
+    plan = copy / "plan.toml"
+    plan.write_text(plan.read_text().replace("num_devices = 2", "num_devices = 3"))
+    with pytest.raises(ValueError, match=r"was begun on 3 devices, of which there are 2 here; .*at_least=3"):
+        train(directory=copy)
+
+
 def test_two_processes_do_not_share_a_directory(kept, copy):
     held = chunks.Store(copy, kept[0].plan)
     with pytest.raises(ValueError, match="another process is working on this sweep"):
@@ -228,10 +236,10 @@ def test_more_results_than_memory_are_refused(monkeypatch):
 
 
 def test_a_chunk_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
-    need = engine.compile_program(CONFIG, train().plan.groups[0].shape).num_bytes
-    program = lambda config, shape: engine.Program(None, {}, need * shape.num_runs // 12)  # noqa: E731
-    monkeypatch.setattr(engine, "compile_program", program)
-    monkeypatch.setattr(memory, "compile_program", program)
+    need = engine.compile_group(CONFIG, train().plan.groups[0].shape).num_bytes
+    program = lambda config, shape: Programs(None, None, None, need * shape.num_runs // 12)  # noqa: E731
+    monkeypatch.setattr(engine, "compile_group", program)
+    monkeypatch.setattr(memory, "compile_group", program)
     monkeypatch.setattr(memory, "of_device", lambda: need * 10)
     with pytest.raises(ValueError, match=r"^chunk_size = 1000: needs .* of each device, .* are free; \d+ fits$"):
         ppo.sweep(CONFIG, GRID, 1000, chunk_size=1000)

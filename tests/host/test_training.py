@@ -40,10 +40,9 @@ def quick():
     """Every program is compiled once, quickly, for the devices that the tests began with."""
     compiled, compile_programs = {}, segments.compile_programs
 
-    def once(chunk, capacity, num_episodes=0):
-        what = (chunk.config, chunk.shape, capacity, num_episodes)
+    def once(*what):
         if what not in compiled:
-            compiled[what] = compile_programs(chunk, capacity, num_episodes)
+            compiled[what] = compile_programs(*what)
         return compiled[what]
 
     with pytest.MonkeyPatch.context() as patch:
