@@ -2,7 +2,7 @@
 
     python benchmarks/sweeps.py [--seeds 128 1024 4096] [--repeats 3] [--out benchmarks/results/sweeps.md]
 
-Each measurement is a process of its own: seeds of a short CartPole run (20,480 steps), in the chunks that `sweep` makes
+Each measurement is a process of its own: seeds of a short CartPole run (10,240 steps), in the chunks that `sweep` makes
 of them, in one chunk, and in those chunks with a directory. Peak memory is the process's largest resident set; most of
 it is the compiler's, and differs by some tens of MiB from process to process, so the peak after the first chunk stands
 beside the one at the end.
@@ -35,7 +35,7 @@ def measure(num_seeds: int, way: int) -> dict[str, float]:
     ppo.use_all_cores()
     with tempfile.TemporaryDirectory() as folder:
         result = ppo.sweep(
-            ppo.Config(total_timesteps=20_480),
+            ppo.Config(total_timesteps=10_240),
             ppo.HParams(learning_rate=1e-3),
             num_seeds,
             chunk_size=num_seeds if way == 1 else None,
