@@ -1,6 +1,8 @@
 # All that a fresh machine needs is Python >= 3.11 with pip, and make. PYTHON=python3.12 chooses another one.
 PYTHON ?= python3
 VENV ?= .venv
+# Two processes, each with whole files of tests: what a file compiles it compiles once.
+SHARED = --numprocesses 2 --dist loadfile
 
 .PHONY: train test slow lint
 
@@ -8,10 +10,10 @@ train: $(VENV)/installed
 	$(VENV)/bin/purejaxppo train configs/cartpole.toml
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(SHARED)
 
 slow: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m slow
+	$(VENV)/bin/python -m pytest -m slow $(SHARED)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
