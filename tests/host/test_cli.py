@@ -161,7 +161,14 @@ def test_the_command_uses_every_core_and_stops_on_ctrl_c(small, tmp_path):
     assert summary["device"]["count"] == min(4, len(os.sched_getaffinity(0)))
 
     long = [*command, "--config.total-timesteps", "500000000", "--out", "stopped"]
-    process = subprocess.Popen(long, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        long,
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )
     deadline = time.monotonic() + 60
     while not (tmp_path / "stopped").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
