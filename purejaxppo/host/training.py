@@ -19,6 +19,7 @@ from purejaxppo.host import checkpoints, files, loggers, memory
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Checkpoint, Found
 from purejaxppo.host.experiment import Experiment
+from purejaxppo.host.programs import compiled
 from purejaxppo.host.signals import Noted
 from purejaxppo.host.sweeps import SweepResult
 from purejaxppo.plan import Chunk, Plan, make_plan
@@ -321,7 +322,7 @@ def held(directory: Path) -> Iterator[None]:
 def _compile(chunk: Chunk, experiment: Experiment) -> Programs:
     """The programs, if the runs fit in the devices."""
     num_episodes = experiment.eval_episodes if experiment.eval_every else 0
-    programs = segments.compile_programs(chunk.config, chunk.shape, num_episodes)
+    programs = compiled(chunk.config, chunk.shape, num_episodes)
     if programs.num_bytes > (free := memory.of_device()):
         raise ValueError(
             f"num_seeds = {experiment.num_seeds}: needs {memory.text(programs.num_bytes)} of each device, of which "
