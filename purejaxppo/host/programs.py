@@ -76,15 +76,18 @@ def _surroundings() -> tuple[Any, ...]:
 
 def _load(path: Path, shape: Shape) -> Programs | None:
     def load(parts: Any) -> Any:
-        return parts and serialize_executable.deserialize_and_load(*parts, execution_devices=devices)
+        if parts is None:
+            return None
+        payload, in_tree, out_tree = parts
+        return serialize_executable.deserialize_and_load(payload, in_tree, out_tree, execution_devices=devices)
 
     devices = list(shape.mesh.devices.flat)
     try:
         kept, num_bytes = pickle.loads(path.read_bytes())
         os.utime(path)
         with ThreadPoolExecutor() as pool:
-            loaded = list(pool.map(load, kept))
-        return Programs(*loaded, num_bytes)
+            start, segment, evaluate = pool.map(load, kept)
+        return Programs(start, segment, evaluate, num_bytes)
     except Exception:  # whatever is wrong with the file, compiling makes it good
         return None
 
