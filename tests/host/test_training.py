@@ -28,6 +28,8 @@ total_timesteps = 512
 num_steps = 16
 hidden_sizes = [8]
 kl_early_stopping = true
+normalize_observations = true
+normalize_rewards = true
 [hparams]
 learning_rate = 1e-2
 target_kl = 0.01
