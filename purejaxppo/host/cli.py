@@ -23,7 +23,19 @@ from rich.table import Table
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import cache, checkpoints, chunks, files, flags, loggers, progress, signals, store, training
+from purejaxppo.host import (
+    cache,
+    checkpoints,
+    chunks,
+    files,
+    flags,
+    loggers,
+    progress,
+    resuming,
+    signals,
+    store,
+    training,
+)
 from purejaxppo.host import experiment as experiments
 from purejaxppo.host.checkpoints import Found
 from purejaxppo.host.experiment import Experiment
@@ -113,7 +125,7 @@ def train(argv: list[str]) -> int:
     ppo.use_all_cores()
     plan = training.plan_of(experiment)
     files.claim(out)
-    with training.held(out):
+    with resuming.held(out):
         files.replace(out / "config.toml", experiments.to_toml(experiment).encode())
         return _train(out, experiment, plan, arguments.options)
 
@@ -121,12 +133,12 @@ def train(argv: list[str]) -> int:
 def resume(argv: list[str]) -> int:
     """`purejaxppo resume`."""
     directory = _directory(argv, "resume")
-    arguments: Train = flags.parse(Train, argv, "resume DIR", default=Train(**vars(training.begun(directory))))
+    arguments: Train = flags.parse(Train, argv, "resume DIR", default=Train(**vars(resuming.begun(directory))))
     if arguments.out is not None:
         raise ValueError(f"--out {arguments.out}: a resumed run stays in its directory")
     experiment = arguments.experiment
-    with training.held(directory):
-        found, notes = training.prepare(directory, experiment)
+    with resuming.held(directory):
+        found, notes = resuming.prepare(directory, experiment)
         for note in notes:
             print(f"purejaxppo: {note}", file=sys.stderr)
         done = 0 if found is None else found.update_index

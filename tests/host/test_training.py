@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from purejaxppo import devices, segments
-from purejaxppo.host import checkpoints, cli, experiment, training
+from purejaxppo.host import checkpoints, cli, experiment, resuming, training
 
 SMALL = """
 num_seeds = 3
@@ -297,7 +297,7 @@ def test_a_directory_without_a_run_is_refused(prepare, said, tmp_path, capsys):
 
 
 def test_a_directory_is_held_by_one_process(finished, capsys):
-    with training.held(finished):
+    with resuming.held(finished):
         assert "another process is training in it" in run("resume", finished, code=2, capsys=capsys).err
 
 
