@@ -1,4 +1,4 @@
-"""Training the chunks of a plan: which device each run goes to, one program a group, segment by segment."""
+"""Training the chunks of a plan with the programs of its groups, segment by segment."""
 
 import dataclasses
 import functools
@@ -16,30 +16,30 @@ from purejaxppo.train import init, train
 from purejaxppo.types import Metrics, TrainState
 
 Progress = Callable[[int, Metrics], None]
+CompileGroup = Callable[[Config, Shape], Programs]
 
 
-def fit(plan: Plan, num_bytes: int) -> Plan:
-    """The plan with chunks, and if need be blocks, halved until no program needs more than `num_bytes` of a device."""
-    return dataclasses.replace(plan, groups=tuple(_fit_group(group, num_bytes) for group in plan.groups))
+def fit(plan: Plan, num_bytes: int, compile_group: CompileGroup) -> Plan:
+    """The plan with chunks, and if need be blocks, halved until no program needs more than `num_bytes` of a device.
+
+    Args:
+      compile_group: `segments.compile_programs`, or what keeps its results.
+    """
+    return dataclasses.replace(plan, groups=tuple(_fit_group(group, num_bytes, compile_group) for group in plan.groups))
 
 
-@functools.lru_cache(maxsize=8)
-def compile_group(config: Config, shape: Shape) -> Programs:
-    """The programs of a group, kept for its next chunk and for another sweep of its shape."""
-    return segments.compile_programs(config, shape)
-
-
-def train_chunk(chunk: Chunk, progress: Progress | None = None) -> tuple[TrainState, Metrics]:
+def train_chunk(programs: Programs, chunk: Chunk, progress: Progress | None = None) -> tuple[TrainState, Metrics]:
     """All updates of a chunk.
 
     Args:
+      programs: of its group.
       chunk: the runs.
       progress: called on the host about forty times with (environment steps since the last call, metrics of them).
 
     Returns:
       The padded final state, and metrics with NumPy leaves [n, num_updates].
     """
-    programs, num_updates = compile_group(chunk.config, chunk.shape), chunk.config.num_updates
+    num_updates = chunk.config.num_updates
     hparams, state = segments.begin(chunk, programs)
     most, parts = segments.capacity(num_updates), []
     for done in range(0, num_updates, most):
@@ -50,25 +50,23 @@ def train_chunk(chunk: Chunk, progress: Progress | None = None) -> tuple[TrainSt
     return state, jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 
 
-def measure(chunk: Chunk, num_steps: int = 2_000_000) -> tuple[int, float, float]:
-    """Trains a piece of a chunk to see what it takes.
+def measure(programs: Programs, chunk: Chunk, num_steps: int = 2_000_000) -> float:
+    """Trains a piece of a chunk to see how long it takes.
 
     Args:
+      programs: of its group.
       chunk: whose first updates are run.
       num_steps: environment steps of the piece, at most; at least one update.
 
     Returns:
-      (bytes that a device needs, seconds to compile the chunk's programs, seconds an update of the whole chunk).
+      Seconds an update of the whole chunk.
     """
-    started = time.perf_counter()
-    programs = compile_group(chunk.config, chunk.shape)
-    compile_seconds = time.perf_counter() - started
     updates = num_steps // (chunk.config.batch_size * chunk.shape.num_runs)
     length = max(1, min(segments.capacity(chunk.config.num_updates), updates))
     hparams, state = segments.begin(chunk, programs)
     started = time.perf_counter()
     segments.advance(chunk, programs, hparams, state, length)
-    return programs.num_bytes, compile_seconds, (time.perf_counter() - started) / length
+    return (time.perf_counter() - started) / length
 
 
 def blank(plan: Plan) -> Metrics:
@@ -92,7 +90,7 @@ def place(plan: Plan, metrics: Metrics, index: int, chunk_metrics: Metrics) -> N
         whole.reshape(plan.num_runs, -1)[runs, : leaf.shape[1]] = leaf
 
 
-def _fit_group(group: Group, num_bytes: int) -> Group:
+def _fit_group(group: Group, num_bytes: int, compile_group: CompileGroup) -> Group:
     shape, size = group.shape, group.chunk_size
     if 10 * _rough_num_bytes(group.config, shape) < num_bytes:
         return group  # not worth compiling now to know it exactly

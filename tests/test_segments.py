@@ -50,7 +50,7 @@ def whole(chunk, programs):
 
 
 def test_a_segmented_run_is_the_run_of_a_sweep_bitwise(chunk, whole):
-    state, metrics = train_chunk(chunk)
+    state, metrics = train_chunk(segments.compile_programs(chunk.config, chunk.shape), chunk)
     assert_equal(whole[1], metrics)
     assert_equal(whole[0], segments.take(chunk, state))
     assert 1 < metrics.num_epochs.mean() < 2, "the early stop should stop some epochs and not others"

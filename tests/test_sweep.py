@@ -14,6 +14,7 @@ import purejaxppo as ppo
 from purejaxppo import devices as devices_module
 from purejaxppo import plan as plan_module
 from purejaxppo import segments
+from purejaxppo.host import programs
 from tests.helpers import assert_close, assert_equal, differs, leaves, run_python, tiny
 
 engine = importlib.import_module("purejaxppo.sweep")
@@ -28,7 +29,7 @@ def fast_compilation():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices_module, "compiler_options", lambda mesh: {"xla_backend_optimization_level": "0"})
         yield
-    engine.compile_group.cache_clear()
+    programs.compile_group.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_the_chunk_size_is_a_positive_integer(chunk_size):
     ],
 )
 def test_invalid_settings_are_refused_before_anything_is_compiled(config, hparams, message, monkeypatch):
-    monkeypatch.setattr(engine, "compile_group", None)
+    monkeypatch.setattr(segments, "compile_programs", None)
     with pytest.raises(ValueError, match=message):
         ppo.sweep(config, hparams, 2)
 
@@ -153,10 +154,10 @@ def test_padding_reaches_no_result(num_runs, cpu_width, reference, monkeypatch):
 
 def test_segments_of_unequal_length_are_the_same_runs(swept, monkeypatch):
     monkeypatch.setattr(segments, "capacity", lambda num_updates: 2)
-    engine.compile_group.cache_clear()
+    programs.compile_group.cache_clear()
     reports = []
     result = ppo.sweep(CONFIG, GRID, num_seeds=3, seed=5, keep_state=True, progress=reports.append)
-    engine.compile_group.cache_clear()
+    programs.compile_group.cache_clear()
     assert [report.num_steps for report in reports] == [0, 192, 96, 0]
     assert_equal(result.metrics, swept[0].metrics)
     assert_equal(result.state, swept[0].state)
@@ -187,7 +188,7 @@ def test_the_chunk_size_changes_no_bit(chunk_size, in_one_chunk, monkeypatch):
 def test_all_devices_take_their_share_of_a_chunk(in_one_chunk):
     plan = in_one_chunk.plan
     chunk = plan.chunk(0)
-    state, _ = engine.train_chunk(chunk)
+    state, _ = engine.train_chunk(programs.compile_group(chunk.config, chunk.shape), chunk)
     shares = {shard.device: shard.data.shape[0] for shard in state.update_index.addressable_shards}
     assert set(shares) == set(jax.local_devices())
     assert set(shares.values()) == {chunk.shape.num_runs // 2}
@@ -196,7 +197,7 @@ def test_all_devices_take_their_share_of_a_chunk(in_one_chunk):
 
 
 def test_a_grid_is_one_program_and_a_static_axis_of_two_is_two():
-    counted = engine.compile_group
+    counted = programs.compile_group
     counted.cache_clear()
     axes = {"clip_eps": [0.1, 0.2, INF], "learning_rate": [1e-3, 1e-2, 0.1]}
     ppo.sweep(CONFIG, ppo.grid(ppo.HParams(), **axes), num_seeds=2)
@@ -250,10 +251,9 @@ def test_a_chunk_has_what_its_numbers_depend_on():
 def test_a_plan_shrinks_until_its_programs_fit(most, monkeypatch):
     """With a program that needs a byte a run."""
     program = lambda config, shape: segments.Programs(None, None, None, shape.num_runs // shape.num_devices)  # noqa: E731
-    monkeypatch.setattr(engine, "compile_group", program)
     monkeypatch.setattr(engine, "_rough_num_bytes", lambda config, shape: INF)
     plan = plan_module.make_plan(CONFIG, GRID, 500, chunk_size=700)
-    fitted = engine.fit(plan, most)
+    fitted = engine.fit(plan, most, program)
     (group,) = fitted.groups
     assert group.shape.num_runs <= 2 * max(most, 2)  # two runs a device is the least
     np.testing.assert_array_equal(np.concatenate([runs for _, runs in fitted.places]), np.arange(1000))
@@ -266,7 +266,7 @@ def test_a_plan_shrinks_until_its_programs_fit(most, monkeypatch):
 def test_the_rough_number_of_bytes_is_within_a_factor_of_four(hidden_sizes):
     config = tiny(hidden_sizes=hidden_sizes, num_steps=64, total_timesteps=128)
     shape = plan_module.Shape(2, 8, 2)
-    ratio = engine._rough_num_bytes(config, shape) / engine.compile_group(config, shape).num_bytes
+    ratio = engine._rough_num_bytes(config, shape) / programs.compile_group(config, shape).num_bytes
     assert 1 / 4 < ratio < 4
 
 
@@ -275,10 +275,12 @@ import jax, numpy as np
 jax.config.update("jax_num_cpu_devices", {devices})
 import purejaxppo as ppo
 from purejaxppo.plan import make_plan
+from purejaxppo.segments import compile_programs
 from purejaxppo.sweep import train_chunk
 config = ppo.Config(total_timesteps=48, num_envs=2, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(8,))
 plan = make_plan(config, ppo.grid(ppo.HParams(), learning_rate=[0.01, 0.02]), 12, seed=5)
-state, metrics = train_chunk(plan.chunk(0))
+chunk = plan.chunk(0)
+state, metrics = train_chunk(compile_programs(config, chunk.shape), chunk)
 shards = state.update_index.addressable_shards
 print(len({{shard.device for shard in shards}}), min(int(shard.data.min()) for shard in shards))
 print(*np.asarray(metrics.value_loss).reshape(-1))

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from purejaxppo.host.programs import compile_group
 from purejaxppo.plan import Chunk, Plan
 from purejaxppo.sweep import train_chunk
 from purejaxppo.types import Metrics
@@ -77,7 +78,7 @@ def train_remotely(chunk: Chunk, on_cpu: bool) -> Metrics:
     if on_cpu:
         with contextlib.suppress(RuntimeError):  # JAX has started: this worker has trained a chunk before
             jax.config.update("jax_num_cpu_devices", chunk.shape.num_devices)
-    _, metrics = train_chunk(chunk)
+    _, metrics = train_chunk(compile_group(chunk.config, chunk.shape), chunk)
     return metrics
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import jax
 
+from purejaxppo.host.programs import compile_group
 from purejaxppo.plan import Plan
-from purejaxppo.sweep import compile_group, fit, num_bytes_of_metrics
+from purejaxppo.sweep import fit, num_bytes_of_metrics
 
 # Left to what else runs on the machine, and to what a compiler's estimate misses.
 SHARE = 0.8
@@ -57,7 +58,7 @@ def fit_plan(plan: Plan, chunk_size: int | None) -> Plan:
       ValueError: when a `chunk_size` that was asked for does not, or not even two runs do.
     """
     there = of_device()
-    fitted = fit(plan, there)
+    fitted = fit(plan, there, compile_group)
     for before, after in zip(plan.groups, fitted.groups, strict=True):
         if chunk_size is not None and after != before:
             need = compile_group(before.config, before.shape).num_bytes

@@ -1,10 +1,11 @@
-"""The programs of a training command, kept between processes as the machine runs them.
+"""The programs of training, kept between processes as the machine runs them.
 
 JAX's own cache (`cache`) spares the second start of a command the compiler; tracing and lowering are left, longer than
 everything else until the first update. What is kept here needs neither.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
@@ -18,7 +19,6 @@ import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-import purejaxppo
 from purejaxppo import segments
 from purejaxppo.config import Config
 from purejaxppo.host import files
@@ -45,6 +45,12 @@ def compiled(config: Config, shape: Shape, num_episodes: int = 0) -> Programs:
     return programs
 
 
+@functools.lru_cache(maxsize=8)
+def compile_group(config: Config, shape: Shape) -> Programs:
+    """The programs of a group of a sweep, kept in this process too: for its next chunk, or a sweep of its shape."""
+    return compiled(config, shape)
+
+
 def _directory() -> Path | None:
     """Of the files; None if JAX's cache is not in use, or not on a disk."""
     root = jax.config.values["jax_compilation_cache_dir"]
@@ -54,7 +60,7 @@ def _directory() -> Path | None:
 def _digest(config: Config, shape: Shape, num_episodes: int) -> str:
     """Of everything that the programs depend on."""
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
-    root = Path(purejaxppo.__file__).parent
+    root = Path(__file__).parents[1]  # the package
     digest = hashlib.sha256()
     for part in (config, shape, num_episodes, sorted(settings.items()), os.environ.get("XLA_FLAGS"), *_surroundings()):
         digest.update(repr(part).encode() + b"\0")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.table import Table
 from purejaxppo import results
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, experiment, files, memory, plots, progress, store, sweep_axes, sweep_plots
+from purejaxppo.host.programs import compile_group
 from purejaxppo.host.sweeps import SweepResult, sweep
 from purejaxppo.plan import Plan, make_plan
 from purejaxppo.settings import CONFIG_FIELDS, varying
@@ -99,9 +101,11 @@ def dry_run(settings: Settings, num_seeds: int, seed: int, chunk_size: int | Non
         num_bytes = "not tried"
         if index < MEASURED:
             with console.status(f"training a piece of group {index + 1} of {len(plan.groups)}"):
-                needed, compile_seconds, seconds = measure(chunk)
-            num_bytes = memory.text(needed)
-            compiling.append(compile_seconds)
+                started = time.perf_counter()
+                programs = compile_group(chunk.config, chunk.shape)
+                compiling.append(time.perf_counter() - started)
+                seconds = measure(programs, chunk)
+            num_bytes = memory.text(programs.num_bytes)
             per_step.append(seconds / (group.config.batch_size * group.shape.num_runs))
         training.append(steps * float(np.mean(per_step)))
         rows.add_row(

@@ -14,9 +14,10 @@ import numpy as np
 from purejaxppo import results
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, cluster, memory
+from purejaxppo.host.programs import compile_group
 from purejaxppo.plan import Plan, make_plan
 from purejaxppo.settings import varying
-from purejaxppo.sweep import Progress, blank, compile_group, place, train_chunk
+from purejaxppo.sweep import Progress, blank, place, train_chunk
 from purejaxppo.types import Metrics, TrainState
 
 if TYPE_CHECKING:
@@ -279,9 +280,9 @@ def _here(plan: Plan, index: int, moved: Progress, keep_state: bool) -> Done:
     """Trains a chunk in this process. Unless they are kept, its states are gone before the next chunk needs memory."""
     chunk = plan.chunk(index)
     started = time.perf_counter()
-    compile_group(chunk.config, chunk.shape)
+    programs = compile_group(chunk.config, chunk.shape)
     compile_seconds = time.perf_counter() - started
-    state, metrics = train_chunk(chunk, moved)
+    state, metrics = train_chunk(programs, chunk, moved)
     return Done(index, metrics, state if keep_state else None, compile_seconds)
 
 

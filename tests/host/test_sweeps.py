@@ -9,7 +9,7 @@ import pytest
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import chunks, cluster, memory, sweeps
+from purejaxppo.host import chunks, cluster, memory, programs, sweeps
 from purejaxppo.plan import make_plan
 from purejaxppo.segments import Programs
 from tests.helpers import assert_equal, tiny
@@ -39,7 +39,12 @@ def copy(kept, tmp_path):
 def counted(monkeypatch):
     """The chunks that are trained."""
     trained = []
-    monkeypatch.setattr(sweeps, "train_chunk", lambda chunk, moved: trained.append(chunk) or engine.train_chunk(chunk))
+
+    def train_chunk(programs, chunk, moved):
+        trained.append(chunk)
+        return engine.train_chunk(programs, chunk)
+
+    monkeypatch.setattr(sweeps, "train_chunk", train_chunk)
     return trained
 
 
@@ -236,9 +241,8 @@ def test_more_results_than_memory_are_refused(monkeypatch):
 
 
 def test_a_chunk_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
-    need = engine.compile_group(CONFIG, train().plan.groups[0].shape).num_bytes
+    need = programs.compile_group(CONFIG, train().plan.groups[0].shape).num_bytes
     program = lambda config, shape: Programs(None, None, None, need * shape.num_runs // 12)  # noqa: E731
-    monkeypatch.setattr(engine, "compile_group", program)
     monkeypatch.setattr(memory, "compile_group", program)
     monkeypatch.setattr(memory, "of_device", lambda: need * 10)
     with pytest.raises(ValueError, match=r"^chunk_size = 1000: needs .* of each device, .* are free; \d+ fits$"):
