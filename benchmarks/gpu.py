@@ -57,7 +57,7 @@ class Variant(NamedTuple):
     config: Mapping[str, Any] = NOTHING
     generator: str = "threefry2x32"
     precision: str = "default"  # of the matrix products in float32: on recent GPUs TF32
-    options: Mapping[str, str] = NOTHING  # of XLA
+    options: Mapping[str, Any] = NOTHING  # of XLA
 
 
 class Job(NamedTuple):
@@ -79,7 +79,7 @@ def variants() -> dict[str, Variant]:
     return found | {
         "no CUDA graphs": Variant(options={"xla_gpu_enable_command_buffer": ""}),
         "loops in CUDA graphs": Variant(options={"xla_gpu_enable_command_buffer": f"{BUFFERED},WHILE"}),
-        "no Triton products": Variant(options={"xla_gpu_enable_triton_gemm": "false"}),
+        "no Triton products": Variant(options={"xla_gpu_enable_triton_gemm": False}),
         "small products as loops": Variant(options={"xla_gpu_gemm_rewrite_size_threshold": "1000"}),
     }
 
@@ -136,33 +136,28 @@ def measure(job: Job, base: ppo.Config, device: jax.Device, allowed: float) -> d
     hparams, state = jax.device_put(fresh(), device)
     program, compile_seconds = compiled(config, variant, updates, hparams, state)
 
+    for _ in range(DISCARDED):
+        state, metrics, _ = call(program, hparams, state, 1)
     timed = []
-    for call in range(DISCARDED + TIMED):
-        started = time.perf_counter()
-        state, metrics = jax.block_until_ready(program(hparams, state))
-        if call >= DISCARDED:
-            timed.append((time.perf_counter() - started) / updates)
-    seconds, num_timed = statistics.median(timed), TIMED * updates
+    for _ in range(TIMED):
+        state, metrics, seconds = call(program, hparams, state, 1)
+        timed.append(seconds / updates)
+    per_update, num_timed = statistics.median(timed), TIMED * updates
+    if per_update * config.num_updates < allowed:
+        num_timed = config.num_updates // updates * updates
+        state, metrics, seconds = call(program, hparams, jax.device_put(fresh(), device)[1], num_timed // updates)
+        per_update = seconds / num_timed
 
-    calls = config.num_updates // updates
-    if calls * updates * seconds < allowed:
-        _, state = jax.device_put(fresh(), device)
-        started = time.perf_counter()
-        for _ in range(calls):
-            state, metrics = program(hparams, state)
-        jax.block_until_ready(state)
-        num_timed = calls * updates
-        seconds = (time.perf_counter() - started) / num_timed
-
-    flops = matrix_flops(jax.make_jaxpr(lambda state: ppo.update(config, ppo.HParams(), state))(first(state)).jaxpr)
+    one = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], state))
+    flops = matrix_flops(jax.make_jaxpr(functools.partial(ppo.update, config, ppo.HParams()))(one).jaxpr)
     return {
         "num_updates": config.num_updates,
         "updates_timed": num_timed,
-        "seconds_per_update": seconds,
+        "seconds_per_update": per_update,
         "calls": timed,
-        "runs_per_minute": 60 * job.num_runs / (seconds * config.num_updates),
-        "steps_per_second": job.num_runs * config.batch_size / seconds,
-        "flops_per_second": job.num_runs * flops / seconds,
+        "runs_per_minute": 60 * job.num_runs / (per_update * config.num_updates),
+        "steps_per_second": job.num_runs * config.batch_size / per_update,
+        "flops_per_second": job.num_runs * flops / per_update,
         "compile_seconds": compile_seconds,
         "peak_bytes": program.memory_analysis().peak_memory_in_bytes,
         "episode_return": float(jnp.nanmean(metrics.episode_return[:, -1])),
@@ -170,16 +165,27 @@ def measure(job: Job, base: ppo.Config, device: jax.Device, allowed: float) -> d
     }
 
 
+def call(program: Any, hparams: ppo.HParams, state: ppo.TrainState, times: int) -> tuple[Any, ppo.Metrics, float]:
+    """The state after so many calls, the metrics of the last, and the seconds of all."""
+    started = time.perf_counter()
+    for _ in range(times):
+        state, metrics = program(hparams, state)
+    jax.block_until_ready((state, metrics))
+    return state, metrics, time.perf_counter() - started
+
+
 def start(config: ppo.Config, generator: str, num_runs: int) -> tuple[ppo.HParams, ppo.TrainState]:
     """Hyperparameters and states of many runs, made on the CPU, which compiles them faster than an accelerator."""
-
-    def one(hparams: ppo.HParams, key: jax.Array) -> ppo.TrainState:
-        return ppo.init(config, hparams, key)
-
     with jax.default_device(jax.devices("cpu")[0]):
         keys = jax.random.split(jax.random.key(0, impl=generator), num_runs)
         hparams = many_hparams(num_runs)
-        return hparams, jax.jit(jax.vmap(one))(hparams, keys)
+        return hparams, many_states(config, hparams, keys)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def many_states(config: ppo.Config, hparams: ppo.HParams, keys: jax.Array) -> ppo.TrainState:
+    """Of runs with each its own hyperparameters and key."""
+    return jax.vmap(functools.partial(ppo.init, config))(hparams, keys)
 
 
 def compiled(
@@ -199,11 +205,6 @@ def compiled(
 def many_hparams(num_runs: int) -> ppo.HParams:
     """The default ones, of each run its own."""
     return ppo.HParams(*(jnp.full(num_runs, value, jnp.float32) for value in ppo.HParams()))
-
-
-def first(state: ppo.TrainState) -> ppo.TrainState:
-    """Shapes of one run's state."""
-    return jax.eval_shape(lambda state: jax.tree.map(lambda leaf: leaf[0], state), state)
 
 
 def records(base: ppo.Config, device: jax.Device, todo: list[Job], limit: float) -> Iterator[dict[str, Any]]:
@@ -230,7 +231,7 @@ def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return function()
     except Exception as error:
         traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200].replace("|", "/")}
 
 
 def row(record: dict[str, Any]) -> str:
@@ -239,11 +240,12 @@ def row(record: dict[str, Any]) -> str:
     if "error" in record:
         return head + f"{record['error']} | | | | | | |"
     timed, whole = record["updates_timed"], record["num_updates"]
+    final = f"{record['episode_return']:.0f}" if timed == whole else ""
     return head + (
         f"{record['runs_per_minute']:,.0f} | {record['steps_per_second'] / 1e6:.2f} "
         f"| {record['flops_per_second'] / 1e12:.2f} | {record['compile_seconds']:.1f} "
         f"| {record['peak_bytes'] / 2**30:.2f} | {'all' if timed == whole else timed} of {whole} "
-        f"| {record['episode_return']:.0f}{'' if record['ok'] else ', not finite'} |"
+        f"| {final if record['ok'] else 'not finite'} |"
     )
 
 
@@ -263,7 +265,8 @@ def page(where: str, config: ppo.Config, found: list[dict[str, Any]]) -> str:
             agrees,
             "",
             "FLOP/s are those of the matrix products. Compiling is apart. Peak memory is the program's, state and",
-            "results included. Where not all updates are timed the figures are the median of a few calls.",
+            "results included. Where not all updates are timed the figures are medians of a few calls. Return is",
+            "that of the last update of a whole training, the mean over the runs.",
             "",
             "| program | runs | runs/minute | million steps/s | TFLOP/s | compile s | GiB | updates timed | return |",
             "|---|---|---|---|---|---|---|---|---|",
