@@ -104,7 +104,8 @@ def update(config: Config, hparams: HParams, state: TrainState) -> tuple[TrainSt
     )
 
     memory = state.memory
-    state, transition = rollout.collect(config, env, network, state, collect_key)
+    with jax.named_scope("rollout"):
+        state, transition = rollout.collect(config, env, network, state, collect_key)
     if config.normalize_rewards:
         state, transition = normalize_rewards(state, transition, hparams.gamma)
     batch = estimate(config, hparams, transition, memory)
@@ -130,6 +131,7 @@ def first_stats(obs: jax.Array) -> ops.Moments:
     return ops.Moments(jnp.ones((), jnp.float32), obs.mean(0), jnp.ones(obs.shape[1:], jnp.float32))
 
 
+@jax.named_scope("estimate")
 def normalize_rewards(state: TrainState, transition: Transition, gamma: jax.Array) -> tuple[TrainState, Transition]:
     """Divides the rewards by the running standard deviation of their discounted sums, this rollout's included.
 
@@ -142,6 +144,7 @@ def normalize_rewards(state: TrainState, transition: Transition, gamma: jax.Arra
     return state._replace(reward_stats=stats, discounted_sum=discounted_sum), transition._replace(reward=reward)
 
 
+@jax.named_scope("estimate")
 def estimate(config: Config, hparams: HParams, transition: Transition, memory: Memory = NO_MEMORY) -> Batch:
     """Advantages and value targets, computed once per update from the values at sampling time; [T, N] -> [B].
 
@@ -175,6 +178,7 @@ def estimate(config: Config, hparams: HParams, transition: Transition, memory: M
     return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
 
 
+@jax.named_scope("improve")
 def permutations(key: jax.Array, num: int, size: int) -> jax.Array:
     """`num` independent random orders of `size` samples, [num, size] int32, in one draw and one sort."""
     return jnp.argsort(jax.random.bits(key, (num, size)), axis=-1)
@@ -185,6 +189,7 @@ def anneal(start: jax.Array, final_fraction: jax.Array, progress: jax.Array) -> 
     return start * (1.0 - (1.0 - final_fraction) * progress)
 
 
+@jax.named_scope("diagnostics")
 def summarize(
     transition: Transition,
     batch: Batch,

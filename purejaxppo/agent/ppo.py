@@ -43,6 +43,7 @@ def make_optimizer(hparams: HParams, learning_rate: jax.typing.ArrayLike) -> opt
     )
 
 
+@jax.named_scope("improve")
 def improve(
     config: Config,
     hparams: HParams,
@@ -165,6 +166,7 @@ def fit_loss(params: Any, hparams: HParams, network: networks.ActorCritic, minib
     return jnp.mean(ops.clipped_value_loss(value, minibatch.value, minibatch.value_targets, hparams.value_clip_eps))
 
 
+@jax.named_scope("diagnostics")
 def diagnose(hparams: HParams, network: networks.ActorCritic, params: Any, batch: Batch) -> Diagnostics:
     """How far the policy of `params` has moved from the one that collected the batch."""
     dist_params = networks.batch_policy(network, params, batch)
