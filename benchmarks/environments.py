@@ -18,7 +18,7 @@ import numpy as np
 
 import purejaxppo as ppo
 from purejaxppo import results
-from purejaxppo.host import experiment, store
+from purejaxppo.host import experiment, files
 from purejaxppo.types import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def write(path: Path, name: str, line: str, seed: int) -> None:
     rows[name] = line
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("jax", "gymnax"))
     heading = (
-        f"Seed {seed}, which chose nothing. {versions}, Python {platform.python_version()}, {store.machine()}. Seconds "
+        f"Seed {seed}, which chose nothing. {versions}, Python {platform.python_version()}, {files.machine()}. Seconds "
         "include compiling; steps/s do not, and are of all runs together."
     )
     table = "\n".join(rows[name] for name in ROWS if name in rows)
