@@ -4,15 +4,16 @@
 
 That takes about 12 minutes on two quiet cores without a checkout; with one each part takes about 10.
 
-The work: CartPole, 64-64 tanh actor and critic, 4 environments x 128 steps, 4 epochs x 4 minibatches, the same Adam,
-clip range, discount and gradient bound. Peers are installed below `--folder` the first time, each in a virtual
+The work: CartPole, 64-64 tanh actor and critic, 4 environments x 128 steps, 4 epochs x 4 minibatches, the same
+learning rate, clip range, discount and gradient bound. Peers are installed below `--folder` the first time, each in a virtual
 environment of its own; one that cannot be installed is a row that says why. Parts:
 
     speed   environment steps/s of compiled calls, compile seconds, peak memory; 1 to 1024 runs where the peer trains
             many as one program. All trainers of a row are compiled first, then take turns.
     start   seconds from the start of the process to its end with the result of 16 runs x 100k steps, with an empty
             compilation cache and once more with the same one.
-    memory  peak memory of 256 runs x 500k steps. Needs no quiet machine, and about half an hour.
+    memory  peak memory of 256 runs x 500k steps, and of 256 runs of two updates. Needs no quiet machine. A training is
+            ended after `--memory-seconds`: what it returns is allocated when it begins, though more may be at its end.
 
 Ratios are taken within a turn, so that a machine whose speed drifts slows both sides. Each part's rows replace those
 of an earlier call in `--out`, which holds the JSON; the table is written beside it.
@@ -22,6 +23,7 @@ import argparse
 import contextlib
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,23 +42,24 @@ BATCH = 512
 
 def main() -> None:
     arguments = parse()
-    ready, rows = installed(arguments.peers, arguments.folder)
+    ready, missing = installed(arguments.peers, arguments.folder)
     checkout = {"checkout": str(arguments.purejaxrl)} if arguments.purejaxrl else {}
+    about = {"versions": {name: versions(name, arguments.folder) for name in ready}, "machine": machine()}
     for part in arguments.parts:
-        rows += PARTS[part](ready, arguments, checkout)
-    from purejaxppo.host import files  # here: what JAX takes here would count in the memory of those started from here
-
-    document = {
-        "versions": {name: versions(name, arguments.folder) for name in ready},
-        "machine": files.machine(),
-        "rows": rows,
-    }
-    document = merged(json.loads(arguments.out.read_text()) if arguments.out.exists() else None, document)
-    text = report(document)
+        document = about | {"rows": missing + PARTS[part](ready, arguments, checkout)}
+        document = merged(json.loads(arguments.out.read_text()) if arguments.out.exists() else None, document)
+        text = report(document)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        arguments.out.with_suffix(".md").write_text(text)
     print(text)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-    arguments.out.with_suffix(".md").write_text(text)
+
+
+def machine() -> str:
+    """Where this is measured. Asked in another process: memory that JAX took here would count in that of the workers."""
+    code = "from purejaxppo.host import files; print(files.machine())"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    return finished.stdout.strip()
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -67,6 +70,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=["speed", "start"])
     parser.add_argument("--folder", type=Path, default=default_folder(), help="where peers are installed")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--memory-seconds", type=float, default=300, help="that a training of the part `memory` may take"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny work, to see that everything runs")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "peers.json")
     arguments = parser.parse_args(words)
@@ -180,12 +186,15 @@ def memory(ready: list[str], arguments: argparse.Namespace, checkout: dict[str, 
     rows = []
     for name in [name for name in ready if TRAINERS[name].single_jit]:
         row: Row = {"part": "memory", "trainer": name, "runs": MEMORY["num_runs"]}
-        work = MEMORY | ({"total_timesteps": 2 * BATCH} if arguments.quick else {}) | checkout
-        with Training(name, arguments.folder, timeout=7200, **work) as training:
-            try:
-                row["memory"] = training.train(0)["memory"]
-            except TrainerError as error:
-                row["failed"] = str(error)
+        few = MEMORY | {"total_timesteps": 2 * BATCH} | checkout
+        many = (few if arguments.quick else MEMORY) | checkout
+        try:
+            with Training(name, arguments.folder, timeout=7200, **few) as training:
+                row["few"] = training.train(0)["memory"]
+            with Training(name, arguments.folder, timeout=7200, **many) as training:
+                row["memory"], row["finished"] = training.peak(0, arguments.memory_seconds)
+        except TrainerError as error:
+            row["failed"] = str(error)
         print(row, file=sys.stderr, flush=True)
         rows.append(row)
     return rows

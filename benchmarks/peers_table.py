@@ -136,17 +136,23 @@ def memory_table(rows: list[Row]) -> list[str]:
     """Lines of the part `memory`."""
     here = {row["trainer"]: row for row in rows}
     lines = [
-        f"Largest resident set of the process, {MEMORY['num_runs']} runs x {MEMORY['total_timesteps']:,} steps:",
+        f"Largest resident set of the process, {MEMORY['num_runs']} runs:",
         "",
-        "| trainer | MiB | times ours | returns |",
-        "|---|---|---|---|",
+        f"| trainer | MiB, {MEMORY['total_timesteps']:,} steps | times ours | MiB, two updates | difference "
+        "| times ours | returns |",
+        "|---|---|---|---|---|---|---|",
     ]
+    ours = here["ours"]
     for name, row in here.items():
-        if "failed" in row or "failed" in here["ours"]:
-            lines.append(f"| {name} | failed: {row.get('failed', 'ours did')} | | |")
+        if "failed" in row or "failed" in ours:
+            lines.append(f"| {name} | failed: {row.get('failed', 'ours did')} | | | | | |")
             continue
-        ratio = row["memory"] / here["ours"]["memory"]
-        lines.append(f"| {name} | {row['memory']:,.0f} | {ratio:.1f} | {RETURNS[name]} |")
+        grown, ours_grown = row["memory"] - row["few"], max(1.0, ours["memory"] - ours["few"])
+        whole = f"{'' if row['finished'] else 'at least '}{row['memory']:,.0f}"
+        lines.append(
+            f"| {name} | {whole} | {row['memory'] / ours['memory']:.1f} | {row['few']:,.0f} | {grown:,.0f} "
+            f"| {grown / ours_grown:.1f} | {RETURNS[name]} |"
+        )
     if "purejaxrl" not in here:
         lines += ["", "No trainer that returns metrics of every step was measured: no checkout of PureJaxRL was given."]
     return lines

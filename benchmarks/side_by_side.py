@@ -181,6 +181,32 @@ class Training:
             timer.cancel()
         raise TrainerError(f"no answer within {self.timeout:g} s" if stuck else self.end())
 
+    def peak(self, seed: int, seconds: float) -> tuple[float, bool]:
+        """Trains with a seed, and ends the process if that takes longer than so many seconds. Linux only.
+
+        Returns:
+          The process's largest resident set in MiB until then, and whether the training was finished.
+
+        Raises:
+          TrainerError: if the process ended by itself.
+        """
+        seen: list[float] = []
+
+        def stop() -> None:
+            seen.append(high_water(self.process.pid))
+            self.process.kill()
+
+        timer = threading.Timer(seconds, stop)
+        timer.start()
+        try:
+            return self.train(seed)["memory"], True
+        except TrainerError:
+            if not seen:
+                raise
+            return seen[0], False
+        finally:
+            timer.cancel()
+
     def end(self) -> str:
         """Waits until the process has finished, since it is told no more seeds.
 
@@ -193,6 +219,12 @@ class Training:
         self.process.wait()
         self.errors.seek(0)
         return last_line(self.errors.read())
+
+
+def high_water(pid: int) -> float:
+    """The largest resident set of a running process so far, MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
 
 
 def last_line(text: str) -> str:

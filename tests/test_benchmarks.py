@@ -104,11 +104,11 @@ def test_the_fastest_start_is_the_shortest():
 
 
 def test_memory_is_compared_with_ours():
-    rows = [
-        {"part": "memory", "trainer": name, "runs": 256, "memory": mib} for name, mib in (("ours", 100), ("rejax", 250))
-    ]
-    text = "\n".join(peers_table.memory_table(rows))
-    assert "| rejax | 250 | 2.5 | final states |" in text
+    ours = {"part": "memory", "trainer": "ours", "runs": 256, "few": 900.0, "memory": 1000.0, "finished": True}
+    peer = {"part": "memory", "trainer": "rejax", "runs": 256, "few": 800.0, "memory": 2500.0, "finished": False}
+    text = "\n".join(peers_table.memory_table([ours, peer]))
+    assert "| ours | 1,000 | 1.0 | 900 | 100 | 1.0 | metrics of every update |" in text
+    assert "| rejax | at least 2,500 | 2.5 | 800 | 1,700 | 17.0 | final states |" in text
     assert "no checkout of PureJaxRL was given" in text
 
 
@@ -204,6 +204,19 @@ def test_a_trainer_that_does_not_answer_is_ended(stub):
     with stub(timeout=0.5) as training, pytest.raises(side_by_side.TrainerError, match=r"^no answer within 0\.5 s$"):
         training.train(8)
     assert training.process.returncode
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="reads /proc")
+def test_the_memory_of_a_training_is_seen_though_it_does_not_end(stub):
+    with stub() as training:
+        memory, finished = training.peak(0, 60)
+        assert memory > 1
+        assert finished
+        memory, finished = training.peak(8, 0.5)
+        assert memory > 1
+        assert not finished
+    with stub() as training, pytest.raises(side_by_side.TrainerError, match="seven"):
+        training.peak(7, 60)
 
 
 def test_what_pip_says_is_the_reason(monkeypatch, tmp_path):
