@@ -5,8 +5,8 @@
 That takes about 12 minutes on two quiet cores without a checkout; with one each part takes about 10.
 
 The work: CartPole, 64-64 tanh actor and critic, 4 environments x 128 steps, 4 epochs x 4 minibatches, the same
-learning rate, clip range, discount and gradient bound. Peers are installed below `--folder` the first time, each in a virtual
-environment of its own; one that cannot be installed is a row that says why. Parts:
+learning rate, clip range, discount and gradient bound. Peers are installed below `--folder` the first time, each in a
+virtual environment of its own; one that cannot be installed is a row that says why. Parts:
 
     speed   environment steps/s of compiled calls, compile seconds, peak memory; 1 to 1024 runs where the peer trains
             many as one program. All trainers of a row are compiled first, then take turns.
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def machine() -> str:
-    """Where this is measured. Asked in another process: memory that JAX took here would count in that of the workers."""
+    """Where this is measured. Asked in another process: what JAX takes here would count in the workers' memory."""
     code = "from purejaxppo.host import files; print(files.machine())"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     return finished.stdout.strip()
