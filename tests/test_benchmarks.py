@@ -219,6 +219,29 @@ def test_the_memory_of_a_training_is_seen_though_it_does_not_end(stub):
         training.peak(7, 60)
 
 
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="reads /proc")
+def test_all_parts_end_in_a_table(stub, monkeypatch, tmp_path, capsys):
+    for name in ("ours", "rejax"):
+        monkeypatch.setitem(side_by_side.TRAINERS, name, side_by_side.TRAINERS["stub"])
+    monkeypatch.setattr(peers, "machine", lambda: "2 cores")
+    words = ["--quick", "--repeats", "2", "--peers", "rejax", "--parts", "speed", "start", "memory"]
+    monkeypatch.setattr(
+        sys, "argv", ["peers.py", *words, "--folder", str(tmp_path), "--out", str(tmp_path / "all.json")]
+    )
+    peers.main()
+    text = (tmp_path / "all.md").read_text()
+    assert text in capsys.readouterr().out
+    rows = json.loads((tmp_path / "all.json").read_text())["rows"]
+    measured = {(row["part"], row["trainer"], row["runs"]) for row in rows if "failed" not in row}
+    names = ("ours", "rejax")
+    assert measured == {
+        *(("speed", name, runs) for name in names for runs in (1, 64)),
+        *(("start", name, 16) for name in names),
+        *(("memory", name, 256) for name in names),
+    }
+    assert text.count("times the fastest single-jit peer (rejax)") == 4
+
+
 def test_what_pip_says_is_the_reason(monkeypatch, tmp_path):
     def run(command, **_):
         assert command[-2:] == ["rejax==0.1.3", "gymnax==0.0.9"]
