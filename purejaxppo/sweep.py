@@ -12,11 +12,12 @@ from purejaxppo import segments
 from purejaxppo.config import Config, HParams
 from purejaxppo.plan import Chunk, Group, Plan, Shape
 from purejaxppo.segments import Programs
-from purejaxppo.train import init, train
+from purejaxppo.train import init
 from purejaxppo.types import Metrics, TrainState
 
 Progress = Callable[[int, Metrics], None]
 CompileGroup = Callable[[Config, Shape], Programs]
+TYPES = {"num_episodes": np.int32, "num_epochs": np.int32, "all_finite": np.bool_}  # other metrics are float32
 
 
 def fit(plan: Plan, num_bytes: int, compile_group: CompileGroup) -> Plan:
@@ -123,7 +124,7 @@ def _state_shapes(config: Config) -> TrainState:
 
 
 def _metrics_shapes(plan: Plan) -> Metrics:
-    """Shape and type of each leaf of a sweep's metrics."""
-    one = jax.eval_shape(functools.partial(train, plan.configs[0]), HParams(), jax.random.key(0))[1]
+    """Shape and type of each leaf of a sweep's metrics, known without tracing a program."""
     shape = (len(plan.configs), plan.num_seeds, max(group.config.num_updates for group in plan.groups))
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(shape, leaf.dtype), one)
+    types = (TYPES.get(name, np.float32) for name in Metrics._fields)
+    return Metrics._make(jax.ShapeDtypeStruct(shape, each) for each in types)

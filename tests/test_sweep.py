@@ -239,6 +239,14 @@ def test_a_plan_holds_every_run_once(num_runs, chunk_size):
         assert group.chunk_size == min(chunk_size, num_runs)
 
 
+def test_the_types_of_metrics_are_those_of_the_program():
+    plan = plan_module.make_plan(CONFIG, GRID, 5)
+    one = jax.eval_shape(functools.partial(ppo.train, CONFIG), ppo.HParams(), jax.random.key(0))[1]
+    blank = engine.blank(plan)
+    assert [leaf.dtype for leaf in blank] == [leaf.dtype for leaf in one]
+    assert {leaf.shape for leaf in blank} == {(2, 5, *one[0].shape)}
+
+
 def test_a_chunk_has_what_its_numbers_depend_on():
     plan = plan_module.make_plan(CONFIG, GRID, 5, seed=3, chunk_size=4)
     chunk = plan.chunk(1)  # runs 4 to 7: the last seed of the first setting, three of the second
