@@ -166,6 +166,11 @@ def act(
     return dist_params, network.actions.sample(dist_params, noise), memory
 
 
+def rounded(network: ActorCritic, params: Any) -> Any:
+    """The parameters with their matrices as they are multiplied: rounded once, and not in every step of a loop."""
+    return jax.tree.map(lambda leaf: leaf.astype(network.dtype) if leaf.ndim > 1 else leaf, params)
+
+
 def first_memory(network: ActorCritic, num: int) -> Memory:
     """At the start of `num` episodes: zeros [num, H] each, or nothing."""
     if not network.recurrent:

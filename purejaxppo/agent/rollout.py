@@ -30,11 +30,12 @@ def collect(
     shape = (config.num_steps, config.num_envs)
     noise = network.actions.draw_noise(noise_key, shape)
     step_keys = jax.random.split(step_key, shape)
+    params = networks.rounded(network, state.params)
 
     def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env_state, obs, memory, episode_return, episode_length = carry
         noise, keys = inputs
-        dist_params, action, memory = networks.act(network, state.params, state.obs_stats, obs, noise, memory)
+        dist_params, action, memory = networks.act(network, params, state.obs_stats, obs, noise, memory)
         # The barrier keeps the environment from being computed again for each of the arrays that store a part of it.
         env_step = jax.lax.optimization_barrier(jax.vmap(env.step)(keys, env_state, network.actions.to_env(action)))
         episode_return += env_step.reward

@@ -40,35 +40,40 @@ def assert_close(actual, expected, tolerance=2e-6):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_all_gradients_are_those_of_the_plain_formula(shape, activation):
+def test_values_and_all_gradients_are_those_of_the_plain_formula(activation):
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivatives(function, *arguments):
+        return function(*arguments), jax.grad(functools.partial(objective, function), (0, 1, 2))(*arguments)
+
     ours, expected = both(activation)
-    arguments = inputs(shape)
-    assert_close(ours(*arguments), expected(*arguments))
-    gradients = (jax.grad(functools.partial(objective, f), (0, 1, 2))(*arguments) for f in (ours, expected))
-    assert_close(*gradients)
+    for shape in SHAPES:
+        arguments = inputs(shape)
+        assert_close(derivatives(ours, *arguments), derivatives(expected, *arguments))
 
 
-@pytest.mark.parametrize("activation", ["tanh", "elu", "gelu"])
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_forward_derivatives_and_products_with_the_hessian_are_too(shape, activation):
+def test_forward_derivatives_and_products_with_the_hessian_are_too(shape):
     arguments = inputs(shape)
     directions = jax.tree.map(jnp.cos, arguments)
-    ours, expected = both(activation)
-    assert_close(jax.jvp(ours, arguments, directions), jax.jvp(expected, arguments, directions))
-    gradients = [jax.grad(functools.partial(objective, f), (0, 1, 2)) for f in (ours, expected)]
-    # Forward over reverse and reverse over reverse.
-    assert_close(*(jax.jvp(gradient, arguments, directions) for gradient in gradients), tolerance=5e-6)
-    assert_close(*(jax.vjp(gradient, *arguments)[1](directions) for gradient in gradients), tolerance=5e-6)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivatives(function, arguments, directions):
+        gradient = jax.grad(functools.partial(objective, function), (0, 1, 2))
+        forward_over_reverse = jax.jvp(gradient, arguments, directions)
+        reverse_over_reverse = jax.vjp(gradient, *arguments)[1](directions)
+        return jax.jvp(function, arguments, directions), forward_over_reverse, reverse_over_reverse
+
+    ours, expected = both("tanh")
+    assert_close(derivatives(ours, arguments, directions), derivatives(expected, arguments, directions), 5e-6)
 
 
-@pytest.mark.parametrize("batch", [(), (1,), (2, 3)])
-@pytest.mark.parametrize("shape", SHAPES[:3])
-def test_batch_axes_are_kept(batch, shape):
-    arguments = inputs(shape, batch)
-    ours, expected = (f(*arguments) for f in both("tanh"))
-    assert ours.shape == (*batch, shape[1])
-    assert_close(ours, expected)
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_batch_axes_are_kept(batch):
+    for shape in SHAPES[:3]:
+        arguments = inputs(shape, batch)
+        ours, expected = (f(*arguments) for f in both("tanh"))
+        assert ours.shape == (*batch, shape[1])
+        assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("activation", products.SLOPES)
