@@ -23,6 +23,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "algorithm": ("ppo", "trpo"),
     "activation": ACTIVATIONS,
     "network": ("mlp", "cnn", "gru"),
+    "compute_dtype": ("float32", "bfloat16"),
 }
 
 TRPO_REFUSES = {
@@ -50,6 +51,9 @@ class Config:
       network: kind of network: "mlp"; "cnn", with a convolution of 3 x 3 before the hidden layers; or "gru", whose last
         hidden layer is a gated recurrent unit, and whose minibatches are of whole environments.
       shared_trunk: whether actor and critic share their hidden layers.
+      compute_dtype: "float32"; or "bfloat16" for what networks multiply by matrices and for the activations that they
+        keep, which is faster where memory is what learning waits for. Weights, optimiser, losses and everything else
+        stay float32. Not for TRPO, nor for a recurrent network.
       normalize_advantages: standardise the advantages within each minibatch.
       normalize_observations: give the networks standard scores: each feature by its mean and standard deviation over
         all rollouts before this one.
@@ -78,6 +82,7 @@ class Config:
     activation: str = "tanh"
     network: str = "mlp"
     shared_trunk: bool = False
+    compute_dtype: str = "float32"
     normalize_advantages: bool = True
     normalize_observations: bool = False
     normalize_rewards: bool = False
@@ -109,6 +114,9 @@ class Config:
             for name, why in TRPO_REFUSES.items():
                 if getattr(self, name):
                     raise ValueError(f"config.{name} = True: must be false with algorithm = 'trpo': {why}")
+        if self.compute_dtype == "bfloat16" and (self.algorithm == "trpo" or self.network == "gru"):
+            setting = "algorithm = 'trpo'" if self.algorithm == "trpo" else "network = 'gru'"
+            raise ValueError(f"config.compute_dtype = 'bfloat16': must be 'float32' with {setting}")
         if self.network == "gru" and self.shared_trunk:
             raise ValueError("config.shared_trunk = True: must be false with network = 'gru'")
         if self.network == "gru" and self.num_envs % self.num_minibatches:

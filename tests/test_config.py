@@ -233,6 +233,18 @@ def test_a_recurrent_network_has_no_shared_trunk():
     assert_refused(lambda: ppo.Config(network="gru", shared_trunk=True), "config.shared_trunk = True", "gru")
 
 
+@pytest.mark.parametrize(("field", "value"), [("algorithm", "trpo"), ("network", "gru")])
+def test_bfloat16_is_refused_where_it_is_not_supported(field, value):
+    call = lambda: ppo.Config(compute_dtype="bfloat16", **{field: value})  # noqa: E731
+    assert_refused(call, "config.compute_dtype = 'bfloat16'", "must be 'float32'", f"{field} = '{value}'")
+    assert ppo.Config(compute_dtype="bfloat16", network="cnn").compute_dtype == "bfloat16"
+
+
+def test_other_types_to_compute_in_are_refused():
+    call = lambda: ppo.Config(compute_dtype="float16")  # noqa: E731
+    assert_refused(call, "config.compute_dtype = 'float16'", "'float32', 'bfloat16'")
+
+
 def test_squashed_actions_are_not_rescaled_as_well():
     call = lambda: ppo.Config(squash=True, rescale_actions=True)  # noqa: E731
     assert_refused(call, "config.rescale_actions = True", "must be false", "squash")
@@ -322,6 +334,7 @@ def test_the_defaults_are_the_documented_ones():
         activation="tanh",
         network="mlp",
         shared_trunk=False,
+        compute_dtype="float32",
         normalize_advantages=True,
         normalize_observations=False,
         normalize_rewards=False,

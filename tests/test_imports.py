@@ -13,7 +13,7 @@ MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in R
 # Each part may import the parts before it; the parts of one line are on their own. A part is a module or a folder.
 LAYERS = [
     ["types", "config", "ops", "devices", "estimates"],
-    ["agent/__init__", "agent/envs"],
+    ["agent/__init__", "agent/envs", "agent/products"],
     ["agent/distributions", "agent/layers"],
     ["agent/networks"],
     ["agent/rollout", "agent/acting"],

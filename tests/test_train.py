@@ -220,6 +220,7 @@ OTHER_CONFIGS = {
     "hidden_sizes": (8, 8),
     "activation": "relu",
     "shared_trunk": True,
+    "compute_dtype": "bfloat16",
     "normalize_advantages": False,
     "network": "cnn",
     "normalize_observations": True,
@@ -266,6 +267,63 @@ def test_every_config_field_changes_the_result(field):
         assert differs(before[0].params, after[0].params)
 
 
+# On an accelerator, and in bfloat16
+
+
+@pytest.mark.parametrize("changes", [{"activation": "tanh"}, {"algorithm": "trpo", "hidden_sizes": (8, 8)}])
+def test_improving_in_few_passes_is_improving(changes):
+    config = tiny(**changes)
+    env, network = train_module._parts(config)
+    state = initial(config)
+    algorithm = train_module.trpo if config.algorithm == "trpo" else train_module.ppo
+
+    @jax.jit
+    def improvements(state, key):
+        _, transition = train_module.rollout.collect(config, env, network, state, key)
+        batch = train_module.estimate(config, HPARAMS, transition)
+        orders = train_module.permutations(key, config.num_epochs, config.num_rows)
+        return [
+            algorithm.improve(
+                config, HPARAMS, network.clone(few_passes=flag), state.params, state.opt_state, batch, orders, 1e-3, 0.0
+            )
+            for flag in (False, True)
+        ]
+
+    plain, few_passes = improvements(state, KEY)
+    assert differs(plain[0], state.params)
+    assert_close(few_passes, plain, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"network": "cnn", "env": "Catch-bsuite", "shared_trunk": True}])
+def test_in_bfloat16_everything_that_is_carried_or_shown_has_the_types_of_float32(changes):
+    shapes, expected = (
+        jax.eval_shape(functools.partial(ppo.train, tiny(compute_dtype=dtype, **changes)), HPARAMS, KEY)
+        for dtype in ("bfloat16", "float32")
+    )
+    assert shapes == expected
+
+
+def test_in_bfloat16_policy_and_value_are_those_of_float32_to_its_rounding():
+    config = ppo.Config(env="CartPole-v1")
+    _, network = train_module._parts(config)
+    _, rounded = train_module._parts(dataclasses.replace(config, compute_dtype="bfloat16"))
+    obs = jax.random.normal(KEY, (50, 4))
+    params = train_module.networks.init(network, KEY, obs, 0.0)
+    for function in (train_module.networks.policy, train_module.networks.value):
+        exact, close = (function(n, params, obs) for n in (network, rounded))
+        assert close.dtype == jnp.float32
+        # Three layers of roundings of 2**-9 each, of sums of many terms.
+        np.testing.assert_allclose(close, exact, atol=0.03 * np.abs(exact).max())
+        assert differs(close, exact)
+
+
+@pytest.mark.slow
+def test_in_bfloat16_cartpole_is_learned():
+    config = ppo.Config(total_timesteps=100_000, compute_dtype="bfloat16")
+    result = ppo.sweep(config, ppo.HParams(learning_rate=2.5e-3), 4)
+    assert np.nanmedian(np.asarray(result.metrics.episode_return)[..., -20:]) > 300
+
+
 # Schedule, random numbers, keys
 
 
@@ -279,20 +337,18 @@ def test_the_learning_rate_falls_linearly_from_its_start(fraction):
 
 def test_clip_range_and_entropy_weight_follow_their_schedules(monkeypatch):
     """In update i of n the fraction (1 - (1 - f) i / n) of each; the clip fraction is measured with that range too."""
-    seen = []
 
     def improve(config, hparams, network, params, opt_state, *_):
-        seen.append((hparams.clip_eps, hparams.ent_coef))
-        return params, opt_state, Improvement(*jnp.zeros(len(Improvement._fields)))
+        shown = Improvement(*jnp.zeros(len(Improvement._fields)))
+        return params, opt_state, shown._replace(policy_loss=hparams.clip_eps, value_loss=hparams.ent_coef)
 
     monkeypatch.setattr(train_module.ppo, "improve", improve)
     hparams = ppo.HParams(clip_eps=0.2, ent_coef=0.04, final_clip_fraction=0.1, final_ent_fraction=0.0)
 
     @jax.jit
     def values(state):
-        for index in range(3):
-            ppo.update(SHORT, hparams, state._replace(update_index=jnp.asarray(index)))
-        return jnp.array(seen)
+        seen = [ppo.update(SHORT, hparams, state._replace(update_index=jnp.asarray(i)))[1] for i in range(3)]
+        return jnp.array([(metrics.policy_loss, metrics.value_loss) for metrics in seen])
 
     expected = [[0.2, 0.04], [0.2 * (1 - 0.9 / 3), 0.04 * 2 / 3], [0.2 * (1 - 1.8 / 3), 0.04 / 3]]
     np.testing.assert_allclose(values(initial(SHORT)), expected, rtol=1e-6)

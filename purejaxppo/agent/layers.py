@@ -1,12 +1,14 @@
 """Hidden layers: of vectors, of images, and with a memory; and how their weights start."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
+
+from purejaxppo.agent import products
 
 
 def orthogonal(scale: float) -> Initializer:
@@ -34,18 +36,62 @@ def orthogonal(scale: float) -> Initializer:
     return init
 
 
+class Dense(nn.Module):
+    """activation(x W + b): x [..., K] -> [..., size].
+
+    Attributes:
+      size: H, outputs.
+      scale: of the orthogonal weights at the start.
+      activation: name of a function in `jax.nn`.
+      dtype: of what is multiplied, x and W; the sum with b is float32.
+      out_dtype: of the result.
+      few_passes: whether by `products.affine`.
+    """
+
+    size: int
+    scale: float = 2**0.5
+    activation: str = "identity"
+    dtype: Any = jnp.float32
+    out_dtype: Any = jnp.float32
+    few_passes: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", orthogonal(self.scale), (x.shape[-1], self.size))
+        bias = self.param("bias", nn.initializers.zeros, (self.size,))
+        x = x.astype(self.dtype)
+        if self.few_passes:
+            return products.affine(x, kernel, bias, self.activation, self.out_dtype)
+        outputs = jnp.matmul(x, kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
+        return cast(jax.Array, getattr(jax.nn, self.activation)(outputs).astype(self.out_dtype))
+
+
 class Trunk(nn.Module):
-    """The hidden layers: obs [..., O] -> features [..., hidden_sizes[-1]]."""
+    """The hidden layers: obs [..., O] -> features [..., hidden_sizes[-1]].
+
+    Attributes:
+      hidden_sizes: widths.
+      activation: name of a function in `jax.nn`.
+      dtype, few_passes: as of `Dense`; features are of the same type.
+    """
 
     hidden_sizes: tuple[int, ...]
     activation: str
+    dtype: Any = jnp.float32
+    few_passes: bool = False
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         features = obs
         for size in self.hidden_sizes:
-            features = nn.Dense(size, kernel_init=orthogonal(2**0.5))(features)
-            features = getattr(jax.nn, self.activation)(features)
+            layer = Dense(
+                size,
+                activation=self.activation,
+                dtype=self.dtype,
+                out_dtype=self.dtype,
+                few_passes=self.few_passes,
+            )
+            features = layer(features)
         return features
 
 
@@ -61,15 +107,19 @@ class ImageTrunk(nn.Module):
     shape: tuple[int, ...]  # (height, width, channels)
     hidden_sizes: tuple[int, ...]
     activation: str
+    dtype: Any = jnp.float32
+    few_passes: bool = False
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         height, width = self.shape[0] - 2, self.shape[1] - 2
         image = obs.reshape(*obs.shape[:-1], *self.shape)
         shifted = [image[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
-        features = nn.Dense(16, kernel_init=orthogonal(2**0.5))(jnp.concatenate(shifted, axis=-1))
-        features = getattr(jax.nn, self.activation)(features).reshape(*obs.shape[:-1], -1)
-        return Trunk(self.hidden_sizes, self.activation)(features)
+        filters = Dense(
+            16, activation=self.activation, dtype=self.dtype, out_dtype=self.dtype, few_passes=self.few_passes
+        )
+        features = filters(jnp.concatenate(shifted, axis=-1)).reshape(*obs.shape[:-1], -1)
+        return Trunk(self.hidden_sizes, self.activation, self.dtype, self.few_passes)(features)
 
 
 class RecurrentTrunk(nn.Module):
@@ -80,11 +130,13 @@ class RecurrentTrunk(nn.Module):
 
     hidden_sizes: tuple[int, ...]
     activation: str
+    dtype: Any = jnp.float32
+    few_passes: bool = False
 
     @nn.compact
     def __call__(self, obs: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
         """obs [..., O], memory [..., H] -> features [..., H], memory after the step."""
-        features = Trunk(self.hidden_sizes[:-1], self.activation)(obs)
+        features = Trunk(self.hidden_sizes[:-1], self.activation, self.dtype, self.few_passes)(obs)
         # The default initialiser of the unit is the LAPACK one that may hang; see `orthogonal`.
         size, init = self.hidden_sizes[-1], orthogonal(1.0)
         memory, features = nn.GRUCell(size, kernel_init=init, recurrent_kernel_init=init)(memory, features)

@@ -9,7 +9,7 @@ from flax import linen as nn
 from purejaxppo import ops
 from purejaxppo.agent import distributions
 from purejaxppo.agent.envs import Env, Spaces
-from purejaxppo.agent.layers import ImageTrunk, RecurrentTrunk, Trunk, orthogonal
+from purejaxppo.agent.layers import Dense, ImageTrunk, RecurrentTrunk, Trunk
 from purejaxppo.config import Config
 from purejaxppo.types import Batch, Memory
 
@@ -27,6 +27,8 @@ class ActorCritic(nn.Module):
       image_shape: (height, width, channels) of an observation; () for a vector.
       num_masked: entries at the end of an observation that say which actions are allowed.
       recurrent: whether the last hidden layers carry a memory.
+      dtype: of the inputs of matrix products, and of the activations kept; outputs are float32.
+      few_passes: whether to compute as is fast where memory is what learning waits for; see `products`.
     """
 
     hidden_sizes: tuple[int, ...]
@@ -36,22 +38,23 @@ class ActorCritic(nn.Module):
     image_shape: tuple[int, ...] = ()
     num_masked: int = 0
     recurrent: bool = False
+    dtype: Any = jnp.float32
+    few_passes: bool = False
 
     def setup(self) -> None:
         def trunk() -> nn.Module:
+            settings = (self.hidden_sizes, self.activation, self.dtype, self.few_passes)
             if self.recurrent:
-                return RecurrentTrunk(self.hidden_sizes, self.activation)
-            if self.image_shape:
-                return ImageTrunk(self.image_shape, self.hidden_sizes, self.activation)
-            return Trunk(self.hidden_sizes, self.activation)
+                return RecurrentTrunk(*settings)
+            return ImageTrunk(self.image_shape, *settings) if self.image_shape else Trunk(*settings)
 
         self.actor_trunk = trunk()
         self.critic_trunk = self.actor_trunk if self.shared_trunk else trunk()
         has_std = isinstance(self.actions, distributions.Normal)
         num_outputs = self.actions.num_params // (1 + has_std)
-        self.actor_head = nn.Dense(num_outputs, kernel_init=orthogonal(0.01))
+        self.actor_head = Dense(num_outputs, scale=0.01, dtype=self.dtype, few_passes=self.few_passes)
         self.actor_log_std = self.param("actor_log_std", nn.initializers.zeros, (num_outputs,)) if has_std else None
-        self.critic_head = nn.Dense(1, kernel_init=orthogonal(1.0))
+        self.critic_head = Dense(1, scale=1.0, dtype=self.dtype, few_passes=self.few_passes)
 
     def policy(self, obs: jax.Array, memory: Any = ()) -> tuple[jax.Array, Any]:
         """obs [..., O], memory [..., H] -> parameters of the action distribution [..., P], memory after the step."""
@@ -99,6 +102,7 @@ def make(config: Config, env: Env | Spaces) -> ActorCritic:
         image_shape=image_shape,
         num_masked=env.num_masked,
         recurrent=config.network == "gru",
+        dtype=jnp.dtype(config.compute_dtype),
     )
 
 
@@ -160,6 +164,11 @@ def act(
     """
     dist_params, memory = network.apply(params, normalize(obs_stats, obs), memory, method="policy")
     return dist_params, network.actions.sample(dist_params, noise), memory
+
+
+def rounded(network: ActorCritic, params: Any) -> Any:
+    """The parameters with their matrices as they are multiplied: rounded once, and not in every step of a loop."""
+    return jax.tree.map(lambda leaf: leaf.astype(network.dtype) if leaf.ndim > 1 else leaf, params)
 
 
 def first_memory(network: ActorCritic, num: int) -> Memory:

@@ -30,12 +30,14 @@ def collect(
     shape = (config.num_steps, config.num_envs)
     noise = network.actions.draw_noise(noise_key, shape)
     step_keys = jax.random.split(step_key, shape)
+    params = networks.rounded(network, state.params)
 
     def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env_state, obs, memory, episode_return, episode_length = carry
         noise, keys = inputs
-        dist_params, action, memory = networks.act(network, state.params, state.obs_stats, obs, noise, memory)
-        env_step = jax.vmap(env.step)(keys, env_state, network.actions.to_env(action))
+        dist_params, action, memory = networks.act(network, params, state.obs_stats, obs, noise, memory)
+        # The barrier keeps the environment from being computed again for each of the arrays that store a part of it.
+        env_step = jax.lax.optimization_barrier(jax.vmap(env.step)(keys, env_state, network.actions.to_env(action)))
         episode_return += env_step.reward
         episode_length += 1
         ended = env_step.terminated | env_step.truncated
@@ -46,21 +48,16 @@ def collect(
             jnp.where(ended, 0.0, episode_return),
             jnp.where(ended, 0, episode_length),
         )
-        return next_carry, (
-            obs,
-            action,
-            dist_params,
-            env_step.final_obs,
-            env_step.reward,
-            env_step.terminated,
-            env_step.truncated,
-            episode_return,
-            episode_length,
-        )
+        # What is small is stored side by side: an array of its own costs an accelerator a launch at every step.
+        reals = jnp.column_stack([dist_params, env_step.reward, episode_return])
+        counts = jnp.column_stack([env_step.terminated, env_step.truncated, episode_length])
+        return next_carry, (obs, env_step.final_obs, action, reals, counts)
 
     carry = (state.env_state, state.obs, state.memory.actor, state.episode_return, state.episode_length)
     carry, stored = jax.lax.scan(step, carry, (noise, step_keys))
-    obs, action, dist_params, final_obs, reward, terminated, truncated, episode_return, episode_length = stored
+    obs, final_obs, action, reals, counts = stored
+    dist_params, reward, episode_return = reals[..., :-2], reals[..., -2], reals[..., -1]
+    terminated, truncated, episode_length = counts[..., 0] > 0, counts[..., 1] > 0, counts[..., 2]
     seen, final_seen = (networks.normalize(state.obs_stats, x) for x in (obs, final_obs))
     value, next_value, critic_memory = networks.values(
         network, state.params, seen, final_seen, terminated | truncated, state.memory.critic
@@ -81,12 +78,12 @@ def collect(
     if config.normalize_observations:
         samples = network.features(obs).reshape(config.batch_size, -1)
         state = state._replace(obs_stats=ops.merge_moments(state.obs_stats, ops.moments(samples)))
-    env_state, obs, actor_memory, episode_return, episode_length = carry
+    env_state, obs, actor_memory, running_return, running_length = carry
     state = state._replace(
         env_state=env_state,
         obs=obs,
         memory=Memory(actor_memory, critic_memory),
-        episode_return=episode_return,
-        episode_length=episode_length,
+        episode_return=running_return,
+        episode_length=running_length,
     )
     return state, transition

@@ -26,15 +26,17 @@ def improve(
     batch: Batch,
     permutations: jax.Array,
     learning_rate: jax.Array,
+    kl_coef: jax.Array | None = None,
 ) -> tuple[Any, optax.OptState, Improvement]:
     """The natural gradient step within `max_kl`, by conjugate gradient and a line search; then the critic by Adam.
 
     With `backtrack_iters=0` the full natural step is taken, which keeps to the bound in the quadratic model only.
 
-    Args and Returns: as `ppo.improve`.
+    Args and Returns: as `ppo.improve`; there is no KL penalty, and its coefficient is not read.
 
     Source: Schulman et al. 2015, "Trust region policy optimization", section 6 and appendix C.
     """
+    del kl_coef
     params, grad_norm, policy_loss, step_scale = policy_step(config, hparams, network, params, batch)
 
     def critic_loss(params: Any, minibatch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
