@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import hlo_cost
 import jax
@@ -29,6 +30,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 import purejaxppo as ppo
+from purejaxppo import devices
 
 HERE = Path(__file__).parent
 TABLE = HERE / "results" / "gpu_cost.md"
@@ -110,7 +112,9 @@ def count(variant: str, config: ppo.Config, num_runs: int) -> Program:
     hparams = jax.tree.map(lambda _: jax.ShapeDtypeStruct((num_runs,), jnp.float32), ppo.HParams())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_runs))
     state = jax.eval_shape(jax.vmap(functools.partial(ppo.init, config)), hparams, keys)
-    text = compile_for_gpu(jax.vmap(lambda hparams, state: ppo.run(config, hparams, state, UPDATES)), hparams, state)
+    with mock.patch.object(devices, "on_accelerator", return_value=True):  # the program that one would be given
+        run = jax.vmap(lambda hparams, state: ppo.run(config, hparams, state, UPDATES))
+        text = compile_for_gpu(run, hparams, state)
     module = hlo_cost.parse(text)
     return Program(
         variant, num_runs, hlo_cost.kernels(module), hlo_cost.waiting_loops(module), num_runs * config.batch_size

@@ -28,6 +28,11 @@ def use_all_cores(at_least: int = 1) -> None:
     jax.config.update("jax_num_cpu_devices", max(at_least, cores or 1))
 
 
+def on_accelerator() -> bool:
+    """Whether JAX computes on something else than a CPU by default."""
+    return jax.default_backend() != "cpu"
+
+
 def mesh_of(num_runs: int) -> Mesh:
     """The local devices, no more of them than runs, on one axis."""
     return Mesh(jax.local_devices()[:num_runs], ("runs",))

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from purejaxppo import ops
+from purejaxppo import devices, ops
 from purejaxppo.agent import envs, networks, ppo, rollout, trpo
 from purejaxppo.config import Config, HParams, as_float32, check_default, check_hparams
 from purejaxppo.types import Batch, Episodes, Improvement, Memory, Metrics, TrainState, Transition
@@ -110,27 +110,16 @@ def update(config: Config, hparams: HParams, state: TrainState) -> tuple[TrainSt
         state, transition = normalize_rewards(state, transition, hparams.gamma)
     batch = estimate(config, hparams, transition, memory)
     orders = permutations(shuffle_key, config.num_epochs, config.num_rows)
+    improve = trpo.improve if config.algorithm == "trpo" else ppo.improve
+    learner = network.clone(few_passes=devices.on_accelerator())
     params, opt_state, improvement = improve(
-        config, network, hparams, state.params, state.opt_state, batch, orders, learning_rate, state.kl_coef
+        config, hparams, learner, state.params, state.opt_state, batch, orders, learning_rate, state.kl_coef
     )
     metrics = summarize(transition, batch, improvement, learning_rate, state.kl_coef, params)
     kl_coef = ops.adapt_kl_coef(state.kl_coef, improvement.exact_kl, hparams.kl_target, hparams.kl_coef_factor)
     return state._replace(
         params=params, opt_state=opt_state, kl_coef=kl_coef, update_index=state.update_index + 1
     ), metrics
-
-
-def improve(
-    config: Config, network: networks.ActorCritic, hparams: HParams, *inputs: Any
-) -> tuple[Any, Any, Improvement]:
-    """`ppo.improve` or `trpo.improve`, on a CPU with the network as it stands, elsewhere in few passes over memory."""
-    algorithm = trpo.improve if config.algorithm == "trpo" else ppo.improve
-
-    def learn(network: networks.ActorCritic, hparams: HParams, *inputs: Any) -> tuple[Any, Any, Improvement]:
-        return algorithm(config, hparams, network, *inputs)
-
-    plain, few_passes = (functools.partial(learn, network.clone(few_passes=flag)) for flag in (False, True))
-    return jax.lax.platform_dependent(hparams, *inputs, cpu=plain, default=few_passes)
 
 
 def first_stats(obs: jax.Array) -> ops.Moments:
