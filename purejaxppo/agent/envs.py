@@ -137,6 +137,12 @@ class _Deferred(types.ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
+def comes_with_gymnax(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> bool:
+    """Whether gymnax's version says what the environment does, as it does not of one that a user registered."""
+    env, _ = _construct(name, dict(env_params))
+    return type(env).__module__.split(".")[0] == "gymnax"
+
+
 def _import_gymnax() -> Any:
     """gymnax, without the second that it would spend on loading what its environments draw themselves with."""
     deferred = {name: _Deferred(name) for name in ("seaborn", "matplotlib.pyplot") if name not in sys.modules}

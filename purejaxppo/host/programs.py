@@ -20,6 +20,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from purejaxppo import segments
+from purejaxppo.agent import envs
 from purejaxppo.config import Config
 from purejaxppo.host import files
 from purejaxppo.plan import Shape
@@ -31,10 +32,11 @@ MAX_FILES = 100  # of about a megabyte; those that were used least recently go f
 def compiled(config: Config, shape: Shape, num_episodes: int = 0) -> Programs:
     """`segments.compile_programs`, or what it once returned for the same arguments, code, versions and machine.
 
-    Kept where `cache` keeps the rest, if it is in use; a file that cannot be read or written is as none.
+    Kept where `cache` keeps the rest, if it is in use; a file that cannot be read or written is as none. Programs of
+    an environment that a user registered are not kept, since its code may be another the next time.
     """
     directory = _directory()
-    if directory is None:
+    if directory is None or not envs.comes_with_gymnax(config.env, config.env_params):
         return segments.compile_programs(config, shape, num_episodes)
     path = directory / f"{_digest(config, shape, num_episodes)}.programs"
     programs = _load(path, shape)

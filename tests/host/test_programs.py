@@ -109,6 +109,14 @@ def test_without_a_cache_nothing_is_kept(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_programs_of_an_environment_of_ones_own_are_not_kept(directory, monkeypatch):
+    """Its code is not part of what they are found by."""
+    monkeypatch.setattr(segments, "compile_programs", lambda *arguments: arguments)
+    chunk = chunk_of(env="ConstantReward-test")
+    assert programs.compiled(chunk.config, chunk.shape) == (chunk.config, chunk.shape, 0)
+    assert not directory.exists()
+
+
 def test_those_used_least_recently_go(tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "MAX_FILES", 2)
     for age, name in enumerate(("new", "middle", "old")):
