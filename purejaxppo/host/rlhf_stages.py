@@ -102,7 +102,7 @@ def own_of(experiment: RlhfExperiment, stages: Stages) -> Own:
     return Own(
         jax.tree.map(lambda leaf: leaf[coef], settings),
         score=scores,
-        critic=scores["trunk"] if experiment.config.critic_from == "reward_model" else (),
+        critic=scores["trunk"] if scores and experiment.config.critic_from == "reward_model" else (),
         pairs=jax.tree.map(lambda leaf: leaf[model, seed], stages.pairs),
     )
 

@@ -245,8 +245,8 @@ def check_hparams(config: TokenConfig, hparams: TokenHParams) -> None:
         if name in NEEDS and changed.size and not NEEDS[name][1](config):
             raise ValueError(f"hparams.{name} = {changed.flat[0]:g}: is read only with config.{NEEDS[name][0]}")
     _check_controllers({name: np.asarray(value, np.float64) for name, value in concrete.items()})
-    if config.algorithm in ("dpo", "ipo"):
-        _refuse("kl_coef", concrete, lambda values: values == 0, "must be above 0: it scales the margin of a pair")
+    if config.algorithm not in ONLINE and np.any(np.asarray(concrete.get("kl_coef", 1.0)) == 0):
+        raise ValueError("hparams.kl_coef = 0: must be above 0: it scales the margin of a pair")
 
 
 def _check_controllers(values: dict[str, np.ndarray]) -> None:
@@ -259,11 +259,6 @@ def _check_controllers(values: dict[str, np.ndarray]) -> None:
     for name in ("kl_coef", "kl_target"):
         if name in values and np.any((values[name] == 0) & ((gain > 0) | (factor > 1))):
             raise ValueError(f"hparams.{name} = 0: must be above 0 with kl_gain > 0 or kl_coef_factor > 1")
-
-
-def _refuse(name: str, values: dict[str, Any], wrong: Callable[[np.ndarray], np.ndarray], why: str) -> None:
-    if name in values and np.any(wrong(np.asarray(values[name], np.float64))):
-        raise ValueError(f"hparams.{name} = {np.ravel(values[name])[0]:g}: {why}")
 
 
 def as_float32(hparams: TokenHParams) -> TokenHParams:

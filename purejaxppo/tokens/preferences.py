@@ -54,7 +54,7 @@ def draw_pairs(task: Task, shared: Shared, num: int, sharpness: jax.typing.Array
     task, shared = rlhf.with_gold(task, shared)
     quality, _ = rlhf.draw(task, shared, shared.reference, 2 * num, 2, response_key)
     difference = quality.gold[0::2] - quality.gold[1::2]
-    chance = jax.nn.sigmoid(sharpness * difference)
+    chance = jnp.where(difference == 0, 0.5, jax.nn.sigmoid(sharpness * difference))  # and not inf * 0
     label = (jax.random.uniform(label_key, (num,)) < chance).astype(jnp.float32)
     responses = quality.responses
     return Pairs(

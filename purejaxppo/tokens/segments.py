@@ -12,7 +12,7 @@ from purejaxppo.tokens import rlhf
 from purejaxppo.tokens.config import TokenConfig, TokenHParams
 from purejaxppo.tokens.types import Quality, Shared, TokenMetrics, TokenState
 
-CPU_WIDTH = 12  # runs side by side on a core; measured in docs/tokens.md
+CPU_WIDTH = 12  # runs side by side on a core; what that buys is measured by benchmarks/tokens.py
 CAPACITY = 50  # updates of the longest segment
 
 

@@ -62,11 +62,10 @@ def test_fitting_looks_at_the_first_pairs_alone_and_learns_them():
     fit = jax.jit(jax.vmap(lambda num: reward.fit(SMALL, model(), PAIRS, num, jax.random.key(2), settings)))
     fitted, losses = fit(jnp.array([1, 4]))
     few, all_of_them = (jax.tree.map(lambda leaf, i=i: leaf[i], fitted) for i in range(2))
-    accuracy = jax.jit(lambda params: reward.accuracy(SMALL, params, PAIRS))
-    assert accuracy(all_of_them) == 1.0
-    assert losses[0, -1] < losses[0, 0]
-    assert losses[1, -1] < 0.4
-    assert accuracy(few) < 1.0 or not np.allclose(few["head"], all_of_them["head"])
+    assert jax.jit(lambda params: reward.accuracy(SMALL, params, PAIRS))(all_of_them) == 1.0
+    assert losses[0, -10:].mean() < 0.1  # of one pair
+    assert losses[1, -10:].mean() < 0.4  # of four, one of which is of equal strings: never below log(2) / 4
+    assert not np.allclose(few["head"], all_of_them["head"])
 
 
 def test_pairs_of_equal_strings_are_counted_and_left_out_of_the_accuracy():
