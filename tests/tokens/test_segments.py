@@ -9,8 +9,9 @@ import pytest
 from purejaxppo.tokens.config import TokenHParams
 from purejaxppo.tokens.segments import Own, Runs
 from tests.helpers import assert_close, assert_equal
-from tests.tokens.helpers import TINY, compiled_train, floats, shared
+from tests.tokens.helpers import compiled_train, floats, shared, tiny
 
+CONFIG = tiny(algorithm="grpo", group_size=4)
 KEYS = jax.random.split(jax.random.key(5), 3)
 HPARAMS = TokenHParams(*(np.full(3, leaf, np.float32) for leaf in TokenHParams(learning_rate=1e-2)))
 WEIGHTS = np.array([1.0, np.nan, 2.0], np.float32)
@@ -19,7 +20,7 @@ WEIGHTS = np.array([1.0, np.nan, 2.0], np.float32)
 @functools.cache
 def runs():
     """Three runs on two devices, each with a reward of its own, the second of which is NaN."""
-    return Runs(TINY, shared(score=()), Own(HPARAMS, score=WEIGHTS))
+    return Runs(CONFIG, shared(score=()), Own(HPARAMS, score=WEIGHTS))
 
 
 @functools.cache
@@ -40,7 +41,7 @@ def test_a_reward_of_nan_is_reported_and_the_other_runs_go_on():
 
 @pytest.mark.slow
 def test_a_run_of_a_segment_is_the_run_alone():
-    _, alone = compiled_train(TINY)(floats(TokenHParams(learning_rate=1e-2)), KEYS[2], shared(score=np.float32(2.0)))
+    _, alone = compiled_train(CONFIG)(floats(TokenHParams(learning_rate=1e-2)), KEYS[2], shared(score=np.float32(2.0)))
     assert_close(jax.tree.map(lambda leaf: leaf[2], at_once()[1]), alone, rtol=1e-3, atol=1e-4)
     assert at_once()[1].score[2].max() > 0
 
