@@ -60,6 +60,7 @@ def descend(
     uniforms = jax.random.uniform(key, (fit.num_steps, fit.batch_size))
     last = jnp.asarray(num_rows, jnp.int32) - 1
     rows = jnp.minimum((uniforms * num_rows).astype(jnp.int32), last)
+    data = jax.tree.map(jnp.asarray, data)
     optimizer = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(fit.weight_decay))
 
     def step(carry: tuple, inputs: tuple) -> tuple[tuple, jax.Array]:
