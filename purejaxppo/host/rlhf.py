@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from purejaxppo.host import rlhf_experiment, rlhf_report, rlhf_store, signals, training
+from purejaxppo.host import resuming, rlhf_experiment, rlhf_report, rlhf_store, signals
 from purejaxppo.host.rlhf_experiment import RlhfExperiment
 from purejaxppo.host.rlhf_stages import Stages, own_of, prepare
 from purejaxppo.host.rlhf_store import Checkpoint
@@ -42,7 +42,7 @@ def run_rlhf(experiment: RlhfExperiment, out: Path) -> int:
     """
     console = Console(stderr=True)
     rlhf_store.begin(out, experiment)
-    with training.held(out), signals.noted() as came:
+    with resuming.held(out), signals.noted() as came:
         try:
             return _run(experiment, out, console, came)
         except KeyboardInterrupt as stop:
