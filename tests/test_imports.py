@@ -27,6 +27,7 @@ LAYERS = [
     ["tokens/rlhf"],
     ["tokens/preferences", "tokens/segments"],
     ["tokens/__init__"],
+    ["kinds"],
     ["plan", "settings", "results"],
     ["segments"],
     ["sweep"],

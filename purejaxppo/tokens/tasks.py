@@ -48,7 +48,9 @@ def resolve(config: TokenConfig, shared: Shared | None) -> tuple[Task, Shared]:
         if task.shared is None:
             name = "of its own" if isinstance(config.task, Task) else repr(config.task)
             raise ValueError(f"config.task {name}: needs `shared`, the reference and the prompts that its runs share")
-        return task, jax.tree.map(jnp.asarray, task.shared())
+        with jax.ensure_compile_time_eval():  # numbers, also while a program is traced
+            arrays = jax.tree.map(np.asarray, task.shared())
+        return task, jax.tree.map(jnp.asarray, arrays)
     _check_shared(task, shared)
     return task, jax.tree.map(jnp.asarray, shared)
 
