@@ -143,9 +143,11 @@ def _fit_rewards(
         params = reward.standardized(task.model, params, responses)
         return params, reward.accuracy(task.model, params, pairs)
 
-    over_seeds = jax.vmap(one, (None, 0, 0))
-    fit = jax.jit(lambda nums: jax.lax.map(lambda num: over_seeds(num, pairs, keys), nums))
-    scores, accuracy = fit(jnp.asarray(experiment.num_pairs, jnp.int32))
+    @jax.jit
+    def fit(nums: jax.Array, pairs: Pairs) -> tuple[Any, jax.Array]:
+        return jax.lax.map(lambda num: jax.vmap(one, (None, 0, 0))(num, pairs, keys), nums)
+
+    scores, accuracy = fit(jnp.asarray(experiment.num_pairs, jnp.int32), pairs)
     return scores, [float(value) for value in np.asarray(accuracy).mean(axis=1)]
 
 
