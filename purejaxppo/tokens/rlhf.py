@@ -24,6 +24,8 @@ from purejaxppo.tokens.objectives import (
 from purejaxppo.tokens.sample import draw_prompts, sample
 from purejaxppo.tokens.types import Batch, Quality, Shared, Task, TokenMetrics, TokenState
 
+CRITIC_KEY = 2**32 - 1  # no update's index
+
 
 def train(
     config: TokenConfig, hparams: TokenHParams, key: jax.Array, shared: Shared | None = None
@@ -55,7 +57,7 @@ def init(config: TokenConfig, hparams: TokenHParams, key: jax.Array, shared: Sha
     task, shared = tasks.resolve(config, shared)
     params = {"policy": shared.reference}
     if config.algorithm == "ppo":
-        params["critic"] = _first_critic(config, task, shared)
+        params["critic"] = _first_critic(config, task, shared, jax.random.fold_in(key, CRITIC_KEY))
     params = jax.tree.map(jnp.asarray, params)
     return TokenState(
         params=params,
@@ -213,8 +215,11 @@ def evaluate(
     return draw(task, shared, state.params["policy"], num_responses, 1, key)[0]
 
 
-def _first_critic(config: TokenConfig, task: Task, shared: Shared) -> Any:
-    """A value head of zeros, and with a separate critic the model below it."""
+def _first_critic(config: TokenConfig, task: Task, shared: Shared, key: jax.Array) -> Any:
+    """A small random value head, and with a separate critic the model below it.
+
+    Zeros would do for most models; on one whose hidden layer starts at zero no gradient would ever pass the head.
+    """
     trunk = shared.critic if config.critic_from == "reward_model" else shared.reference
     if config.critic_from == "reward_model" and not jax.tree.leaves(trunk):
         raise ValueError("config.critic_from = 'reward_model': this task has no reward model to start from")
@@ -222,7 +227,8 @@ def _first_critic(config: TokenConfig, task: Task, shared: Shared) -> Any:
     (_, hidden), _ = jax.eval_shape(
         task.model.apply, shared.reference, slots, slots, jax.ShapeDtypeStruct((1, 1), bool)
     )
-    head = {"head": jnp.zeros(hidden.shape[-1]), "bias": jnp.zeros(())}
+    weights = jax.random.normal(key, hidden.shape[-1:]) / hidden.shape[-1]
+    head = {"head": weights, "bias": jnp.zeros(())}
     return head | {"trunk": trunk} if config.critic == "separate" else head
 
 

@@ -117,16 +117,22 @@ def test_the_preferences_of_all_pairs_are_those_of_the_scores():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{"algorithm": "ppo"}, {"algorithm": "grpo"}, {"algorithm": "grpo", "group_std": False}], ids=str
+    "changes",
+    [
+        {"algorithm": "ppo", "batch_size": 256},
+        {"algorithm": "grpo", "batch_size": 256, "group_size": 32},
+        {"algorithm": "grpo", "batch_size": 128, "group_std": False},
+    ],
+    ids=str,
 )
 def test_runs_on_all_responses_come_within_2_percent_of_the_optimum(changes):
-    config = TokenConfig(task="enum", num_updates=300, batch_size=128, **changes)
+    config = TokenConfig(task="enum", num_updates=300, **changes)
     _assert_near_the_optimum(runs_of(config, learning_rate=1.5e-3))
 
 
 @pytest.mark.slow
 def test_dpo_on_exact_preferences_comes_within_2_percent_of_the_optimum():
-    config = TokenConfig(task="enum", algorithm="dpo", num_updates=1500, batch_size=256)
+    config = TokenConfig(task="enum", algorithm="dpo", num_updates=600, batch_size=256)
     _assert_near_the_optimum(runs_of(config, learning_rate=2e-3))
 
 
@@ -142,18 +148,22 @@ def _assert_near_the_optimum(state):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-def test_runs_on_counting_tokens_come_within_2_percent_of_the_optimum(algorithm):
-    config = TokenConfig(task="token-count", algorithm=algorithm, num_updates=200, batch_size=128, num_minibatches=1)
+def test_runs_on_counting_tokens_reach_the_optimum(algorithm):
+    config = TokenConfig(
+        task="token-count", algorithm=algorithm, num_updates=200, batch_size=128, num_epochs=2, num_minibatches=1
+    )
     state = runs_of(config, learning_rate=3e-3)
     task, shared = tasks.resolve(config, None)
 
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, 0))
     def objective(policy, kl_coef):
-        quality, _ = rlhf.draw(task, shared, policy, 4096, 1, jax.random.key(99))
-        return jnp.mean(quality.score - kl_coef * quality.ref_kl)
+        """The score that is expected in each state, and the exact KL of it: the states alone are sampled."""
+        quality, _ = rlhf.draw(task, shared, policy, 1024, 1, jax.random.key(99))
+        expected = jnp.sum(jnp.exp(quality.responses.log_probs[..., 0]), axis=-1)
+        return jnp.mean(expected - kl_coef * quality.ref_kl)
 
     reached = np.asarray(objective(state.params["policy"], KL_COEF))
     best = np.array([tasks.token_count_optimum(8, 8, coef).objective for coef in KL_COEF])
     print("gap to the optimum:", (1 - reached / best).round(4))
-    assert (np.abs(1 - reached / best) < 0.02).all()
+    assert (np.abs(1 - reached / best) < 0.005).all()

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from purejaxppo.tokens import rlhf
-from purejaxppo.tokens.config import TokenHParams, as_float32
-from purejaxppo.tokens.improve import diagnose, loss
+from purejaxppo.tokens import rlhf, tasks
+from purejaxppo.tokens.config import TokenConfig, TokenHParams, as_float32
+from purejaxppo.tokens.improve import diagnose, loss, values
 from purejaxppo.tokens.reward import from_python
 from purejaxppo.tokens.types import Task
 from tests.helpers import assert_close, assert_equal, differs
@@ -126,6 +126,22 @@ def test_the_reference_is_not_in_the_optimiser():
     of_policy_and_critic = 2 * count + 8 + 1
     assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == of_policy_and_critic
     assert sum(leaf.size for leaf in jax.tree.leaves(state.opt_state)) == 2 * of_policy_and_critic + 1
+
+
+def test_a_critic_can_learn_where_the_hidden_layer_of_the_reference_is_zero():
+    task, arrays = tasks.resolve(TokenConfig(task="token-count"), None)
+    state = rlhf.init(TokenConfig(task="token-count"), TokenHParams(), jax.random.key(0))
+
+    @jax.jit
+    def gradient(params):
+        quality, _ = rlhf.draw(task, arrays, params["policy"], 4, 1, jax.random.key(1))
+
+        def total(critic):
+            return values(TokenConfig(), task, params | {"critic": critic}, quality.responses, None).sum()
+
+        return jax.grad(total)(params["critic"])
+
+    assert np.abs(gradient(state.params)["trunk"]["norm"]["bias"]).max() > 1e-3
 
 
 # What must not matter
