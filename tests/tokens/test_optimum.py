@@ -118,15 +118,11 @@ def test_the_preferences_of_all_pairs_are_those_of_the_scores():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"algorithm": "ppo", "batch_size": 256},
-        {"algorithm": "grpo", "batch_size": 256, "group_size": 32},
-        {"algorithm": "grpo", "batch_size": 128, "group_std": False},
-    ],
+    [{"algorithm": "ppo", "num_updates": 200}, {"algorithm": "grpo", "num_updates": 300, "group_size": 32}],
     ids=str,
 )
 def test_runs_on_all_responses_come_within_2_percent_of_the_optimum(changes):
-    config = TokenConfig(task="enum", num_updates=300, **changes)
+    config = TokenConfig(task="enum", batch_size=256, **changes)
     _assert_near_the_optimum(runs_of(config, learning_rate=1.5e-3))
 
 
