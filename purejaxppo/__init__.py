@@ -11,6 +11,8 @@ functions of arrays; above it everything with a side effect.
                      acting: a policy without them
     train            init, update, run, train, evaluate
     bandit           the same ops on a bandit small enough to compute everything exactly
+    tokens/          the same on token sequences: RLHF-PPO, GRPO, DPO; `from purejaxppo import tokens`
+    kinds            what sweeps ask of runs on environments, and of runs on tokens
     settings         grids, random ranges and lists -> settings
     plan             settings x seeds -> programs and chunks
     segments         the runs of one chunk, in pieces between which the host looks and writes
@@ -20,7 +22,7 @@ functions of arrays; above it everything with a side effect.
     host/            command line, progress, files, clusters, pictures
 
 Arrows point one way:
-host -> {results, settings, sweep} -> segments -> plan -> {train, bandit} -> agent
+host -> {results, settings, sweep} -> segments -> plan -> kinds -> {train, bandit, tokens} -> agent
 -> {ops, types, config, devices, estimates}.
 """
 

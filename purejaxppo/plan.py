@@ -1,6 +1,6 @@
 """Which runs a sweep has, and how they are cut: settings x seeds -> groups of one program, chunks of bounded memory.
 
-A *setting* is a `Config` and one value of every hyperparameter. Settings of equal `Config` form a *group*: one program.
+A *setting* is a config and one value of every hyperparameter. Settings of equal config form a *group*: one program.
 A group's runs, setting by setting and seed by seed, are cut into *chunks*, all of one shape, of which the program takes
 one at a time; each device takes its share of a chunk in *blocks* of runs side by side.
 
@@ -12,15 +12,18 @@ process takes a chunk, and in which order, changes nothing, bitwise.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from purejaxppo.config import NEEDS, Config, HParams, check_size
+from purejaxppo import kinds
+from purejaxppo.config import check_size
 from purejaxppo.devices import layout, mesh_of
-from purejaxppo.train import check
+
+if TYPE_CHECKING:
+    from purejaxppo.kinds import AnyConfig, AnyHParams
 
 # On a CPU the working set of a block should stay in the cache; measured in benchmarks/NOTES.md.
 CPU_WIDTH = 8
@@ -50,7 +53,7 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Settings of equal `Config`, which one program trains.
+    """Settings of equal config, which one program trains.
 
     Attributes:
       config: of all of them.
@@ -59,7 +62,7 @@ class Group:
       chunk_size: runs of a chunk; at most `shape.num_runs`.
     """
 
-    config: Config
+    config: "AnyConfig"
     settings: tuple[int, ...]
     shape: Shape
     chunk_size: int
@@ -68,15 +71,15 @@ class Group:
 class Chunk(NamedTuple):
     """Some runs of one group: everything that their numbers depend on. Travels to other processes."""
 
-    config: Config
-    hparams: HParams  # NumPy leaves [n] float32
+    config: "AnyConfig"
+    hparams: "AnyHParams"  # NumPy leaves [n] float32
     seed: int  # of the sweep
     seeds: np.ndarray  # [n] int, which of the sweep's seeds each run has
     shape: Shape
 
     @property
     def num_steps(self) -> int:
-        """Environment steps of all runs."""
+        """Environment steps of all runs; on token sequences, responses."""
         return len(self.seeds) * self.config.num_updates * self.config.batch_size
 
 
@@ -92,8 +95,8 @@ class Plan:
       groups: in order of their first settings.
     """
 
-    configs: tuple[Config, ...]
-    hparams: HParams
+    configs: tuple["AnyConfig", ...]
+    hparams: "AnyHParams"
     num_seeds: int
     seed: int
     groups: tuple[Group, ...]
@@ -122,7 +125,11 @@ class Plan:
 
 
 def make_plan(
-    config: Config | Sequence[Config], hparams: HParams, num_seeds: int, seed: int = 0, chunk_size: int | None = None
+    config: "AnyConfig | Sequence[AnyConfig]",
+    hparams: "AnyHParams",
+    num_seeds: int,
+    seed: int = 0,
+    chunk_size: int | None = None,
 ) -> Plan:
     """Checks the settings and lays the runs out.
 
@@ -141,11 +148,11 @@ def make_plan(
     if chunk_size is not None:
         check_size("chunk_size", chunk_size)
     configs, hparams = _settings(config, hparams)
-    members: dict[Config, list[int]] = {}
+    members: dict[AnyConfig, list[int]] = {}
     for index, each in enumerate(configs):
         members.setdefault(each, []).append(index)
     for each, indices in members.items():
-        check(each, _read(jax.tree.map(lambda leaf, i=indices: leaf[i], hparams), each, tuple(members)))
+        kinds.of(each).check(each, _read(jax.tree.map(lambda leaf, i=indices: leaf[i], hparams), each, tuple(members)))
     groups = tuple(
         Group(each, tuple(indices), *_lay_out(each, len(indices) * num_seeds, chunk_size))
         for each, indices in members.items()
@@ -153,30 +160,44 @@ def make_plan(
     return Plan(configs, hparams, int(num_seeds), int(seed), groups)
 
 
-def _settings(config: Config | Sequence[Config], hparams: HParams) -> tuple[tuple[Config, ...], HParams]:
+def _settings(
+    config: "AnyConfig | Sequence[AnyConfig]", hparams: "AnyHParams"
+) -> tuple[tuple["AnyConfig", ...], "AnyHParams"]:
     """One config a setting and leaves [num_settings], whichever of them was one for all."""
     leaves = [np.asarray(leaf, np.float32) for leaf in hparams]
     shapes = {leaf.shape for leaf in leaves} - {()}
-    if not isinstance(config, Config):
+    if isinstance(config, Sequence):
         shapes.add((len(config),))
     if len(shapes) > 1 or any(len(shape) != 1 or not shape[0] for shape in shapes):
         raise ValueError(f"hparams: leaves of shapes {sorted(shapes)}: must be scalars or of one length")
     shape = shapes.pop() if shapes else (1,)
-    configs = (config,) * shape[0] if isinstance(config, Config) else tuple(config)
-    return configs, HParams(*(np.broadcast_to(leaf, shape) for leaf in leaves))
+    configs = tuple(config) if isinstance(config, Sequence) else (config,) * shape[0]
+    _check_kinds(configs, hparams)
+    return configs, kinds.of(hparams).hparams(*(np.broadcast_to(leaf, shape) for leaf in leaves))
 
 
-def _read(hparams: HParams, config: Config, configs: tuple[Config, ...]) -> HParams:
+def _check_kinds(configs: Sequence["AnyConfig"], hparams: "AnyHParams") -> None:
+    """Refuses runs on environments and on token sequences in one sweep."""
+    kind = kinds.of(hparams)
+    for config in configs:
+        if kinds.of(config) is not kind:
+            raise ValueError(
+                f"config: {type(config).__name__} with {type(hparams).__name__}: must be {kind.config.__name__}"
+            )
+
+
+def _read(hparams: "AnyHParams", config: "AnyConfig", configs: tuple["AnyConfig", ...]) -> "AnyHParams":
     """`hparams` with those at their defaults that this config does not read but another of the sweep does."""
+    kind = kinds.of(config)
     unread = {
-        name: HParams._field_defaults[name]
-        for name, (_, reads) in NEEDS.items()
+        name: kind.hparams._field_defaults[name]
+        for name, (_, reads) in kind.needs.items()
         if not reads(config) and any(map(reads, configs))
     }
     return hparams._replace(**unread)
 
 
-def _lay_out(config: Config, num_runs: int, chunk_size: int | None) -> tuple[Shape, int]:
+def _lay_out(config: "AnyConfig", num_runs: int, chunk_size: int | None) -> tuple[Shape, int]:
     """The shape of a group's program, and the runs of a chunk."""
     mesh = mesh_of(num_runs)
     width, padded = layout(num_runs, mesh, CPU_WIDTH)

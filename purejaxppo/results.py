@@ -6,12 +6,15 @@ no episode ended, is NaN, and so is what is said of the runs it stands among.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from purejaxppo.estimates import interquartile_mean, interval, probability_of_improvement, stratified_interval
 from purejaxppo.types import Metrics
+
+if TYPE_CHECKING:
+    from purejaxppo.tokens.types import TokenMetrics
 
 __all__ = [
     "area_under_curve",
@@ -26,9 +29,10 @@ __all__ = [
     "steps_to_threshold",
     "stratified_interval",
     "summary",
+    "token_summary",
 ]
 
-FINAL_FRACTION = 0.1
+FINAL_FRACTION = 0.1  # of the updates, which say how a run ended
 SETTINGS_AT_ONCE = 1000  # whose resamples are in memory together
 
 
@@ -116,7 +120,7 @@ def diverged(metrics: Metrics) -> dict[int, int]:
     return {int(run): int(broken[run].argmax()) for run in np.flatnonzero(broken.any(axis=-1))}
 
 
-def per_setting(measure: Callable[[Metrics], np.ndarray], metrics: Metrics, num_updates: Sequence[int]) -> np.ndarray:
+def per_setting(measure: Callable[[Any], np.ndarray], metrics: Any, num_updates: Sequence[int]) -> np.ndarray:
     """A measure of every run of a sweep, from the updates that its setting has.
 
     Args:
@@ -127,7 +131,7 @@ def per_setting(measure: Callable[[Metrics], np.ndarray], metrics: Metrics, num_
     Returns:
       [num_settings, num_seeds].
     """
-    settings = (Metrics(*(leaf[index, :, :length] for leaf in metrics)) for index, length in enumerate(num_updates))
+    settings = (metrics._make(leaf[index, :, :length] for leaf in metrics) for index, length in enumerate(num_updates))
     return np.array([measure(setting) for setting in settings])
 
 
@@ -182,9 +186,62 @@ def summary(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def best(summaries: Sequence[dict[str, Any]]) -> int:
-    """The setting of the highest interquartile mean of the final return; the first of equals, and of the unknown."""
-    return _best([row["final_return"] for row in summaries])
+def token_summary(metrics: "TokenMetrics", num_updates: Sequence[int]) -> list[dict[str, Any]]:
+    """The numbers to quote of each setting of a sweep on token sequences. A run that diverged counts as the worst.
+
+    Args:
+      metrics: leaves [num_settings, num_seeds, max_updates].
+      num_updates: [num_settings], updates that a setting has; what lies beyond is not looked at.
+
+    Returns:
+      One dictionary a setting, of plain numbers:
+        num_seeds: int.
+        objective, score, gold, ref_kl, accuracy: {"interquartile_mean": float, "interval_95": [low, high]} over the
+          seeds, of means over the last tenth of the updates. NaN for what the algorithm does not know, as DPO, which
+          draws no responses, does not know its score.
+        diverged: share of runs that did not stay finite.
+    """
+    broken = per_setting(_broken, metrics, num_updates)
+    columns: dict[str, Sequence[Any]] = {
+        "num_seeds": [broken.shape[1]] * len(broken),
+        "diverged": broken.mean(axis=1).tolist(),
+    }
+    for name, measure in TOKEN_MEASURES.items():
+        worst = np.inf if name == "ref_kl" else -np.inf
+        values = np.where(broken, worst, per_setting(measure, metrics, num_updates))
+        columns[name] = _estimates(values, _interquartile, "interquartile_mean")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def best(summaries: Sequence[dict[str, Any]], by: str = "final_return") -> int:
+    """The setting of the highest interquartile mean of an estimate; the first of equals, and of the unknown."""
+    return _best([row[by] for row in summaries])
+
+
+def _final(name: str) -> Callable[["TokenMetrics"], np.ndarray]:
+    """A metric's mean over the last tenth of the updates."""
+    return lambda metrics: _mean_at_the_end(getattr(metrics, name))
+
+
+def _final_objective(metrics: "TokenMetrics") -> np.ndarray:
+    """Score less what the KL to the reference costs."""
+    return _mean_at_the_end(metrics.score - metrics.kl_coef * metrics.ref_kl)
+
+
+def _mean_at_the_end(values: Any) -> np.ndarray:
+    last = max(1, round(values.shape[-1] * FINAL_FRACTION))
+    return np.asarray(values[..., -last:], np.float64).mean(axis=-1)
+
+
+# What is said of a run in one number.
+MEASURES: dict[str, Callable[[Metrics], np.ndarray]] = {
+    "final_return": final_return,
+    "area_under_curve": area_under_curve,
+}
+TOKEN_MEASURES: dict[str, Callable[["TokenMetrics"], np.ndarray]] = {
+    "objective": _final_objective,
+    **{name: _final(name) for name in ("score", "gold", "ref_kl", "accuracy")},
+}
 
 
 def _best(final_returns: Sequence[dict[str, Any]]) -> int:
@@ -205,7 +262,7 @@ def _estimates(
     return rows
 
 
-def _broken(metrics: Metrics) -> np.ndarray:
+def _broken(metrics: Any) -> np.ndarray:
     """Whether each run did not stay finite."""
     return np.asarray(np.logical_not(metrics.all_finite).any(axis=-1))
 

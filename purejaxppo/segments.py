@@ -6,18 +6,21 @@ is cut changes no bit of it.
 
 import concurrent.futures
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from purejaxppo.config import Config, HParams
+from purejaxppo import kinds
 from purejaxppo.devices import RUNS, shard
 from purejaxppo.plan import Chunk, Shape
-from purejaxppo.train import evaluate, init, update
-from purejaxppo.types import Episodes, Metrics, TrainState
+from purejaxppo.train import evaluate
+from purejaxppo.types import Episodes, TrainState
+
+if TYPE_CHECKING:
+    from purejaxppo.kinds import AnyConfig, AnyHParams, AnyMetrics, AnyState
 
 NOT_A_SEED = 2**32 - 1  # keys of evaluations descend from it, those of the runs from their indices
 NUM_SEGMENTS = 40  # of a short run
@@ -39,19 +42,20 @@ def capacity(num_updates: int) -> int:
     return min(MAX_CAPACITY, -(-num_updates // NUM_SEGMENTS))
 
 
-def compile_programs(config: Config, shape: Shape, num_episodes: int = 0) -> Programs:
+def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -> Programs:
     """Compiles what the training of chunks of this shape needs, side by side.
 
     Args:
       config: of the runs.
       shape: of the chunk.
-      num_episodes: of an evaluation, E; 0 for no evaluations.
+      num_episodes: of an evaluation, E; 0 for no evaluations, which only environments have.
     """
+    kind = kinds.of(config)
     on_devices = functools.partial(shard, shape.mesh, shape.width, num_by_run=2)
     scalars = jax.ShapeDtypeStruct((shape.num_runs,), np.float32)
-    hparams = HParams(*(scalars for _ in HParams._fields))
+    hparams = kind.hparams(*(scalars for _ in kind.hparams._fields))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape.num_runs))
-    start = on_devices(functools.partial(init, config)).lower(hparams, keys)
+    start = on_devices(functools.partial(kind.init, config)).lower(hparams, keys)
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start.out_info)
     segment = on_devices(functools.partial(_segment, config), num_shared=1, donate=(2,))
     lowered = [start, segment.lower(jax.ShapeDtypeStruct((), np.int32), hparams, state)]
@@ -65,34 +69,35 @@ def compile_programs(config: Config, shape: Shape, num_episodes: int = 0) -> Pro
     return Programs(compiled[0], compiled[1], compiled[2] if num_episodes else None, int(num_bytes))
 
 
-def begin(chunk: Chunk, programs: Programs) -> tuple[HParams, TrainState]:
+def begin(chunk: Chunk, programs: Programs) -> tuple[Any, Any]:
     """Hyperparameters and states of the runs before their first update, on the devices."""
     hparams, keys = jax.device_put(_inputs(chunk), _by_run(chunk))
     return hparams, programs.start(hparams, keys)
 
 
-def put(chunk: Chunk, state: TrainState) -> tuple[HParams, TrainState]:
+def put(chunk: Chunk, state: "AnyState") -> tuple[Any, Any]:
     """Hyperparameters and states of runs that `take` brought to the host, back on the devices."""
     keyed = state._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
     return jax.device_put(_pad(chunk, (chunk.hparams, keyed)), _by_run(chunk))
 
 
-def take(chunk: Chunk, state: TrainState) -> TrainState:
+def take(chunk: Chunk, state: Any) -> Any:
     """The states of the runs without the padding, NumPy leaves [n, ...]; of keys, their data."""
     data = state._replace(key=jax.random.key_data(state.key))
     return jax.tree.map(lambda leaf: np.array(leaf)[: len(chunk.seeds)], data)
 
 
-def state_shapes(chunk: Chunk) -> TrainState:
+def state_shapes(chunk: Chunk) -> Any:
     """Shape and type of what `take` gives."""
-    one = jax.eval_shape(functools.partial(init, chunk.config), HParams(), jax.random.key(0))
+    kind = kinds.of(chunk.config)
+    one = jax.eval_shape(functools.partial(kind.init, chunk.config), kind.hparams(), jax.random.key(0))
     one = one._replace(key=jax.eval_shape(jax.random.key_data, one.key))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(chunk.seeds), *leaf.shape), leaf.dtype), one)
 
 
 def advance(
-    chunk: Chunk, programs: Programs, hparams: HParams, state: TrainState, num_updates: int
-) -> tuple[TrainState, Metrics]:
+    chunk: Chunk, programs: Programs, hparams: "AnyHParams", state: "AnyState", num_updates: int
+) -> tuple[Any, Any]:
     """One segment; `state` is gone afterwards.
 
     Returns:
@@ -140,14 +145,17 @@ def evaluation_keys(seed: int, seeds: np.ndarray, index: int) -> jax.Array:
     return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.asarray(seeds, jnp.uint32))
 
 
-def _segment(config: Config, num_updates: jax.Array, hparams: HParams, state: TrainState) -> tuple[TrainState, Metrics]:
+def _segment(
+    config: "AnyConfig", num_updates: jax.Array, hparams: "AnyHParams", state: "AnyState"
+) -> tuple["AnyState", "AnyMetrics"]:
     """`run` of a number of updates, () int32, that is known only when it runs; metrics [capacity], zeros behind."""
     most = capacity(config.num_updates)
-    one_update = jax.jit(functools.partial(update, config), inline=True)  # traced once for the shapes and the loop
+    # Traced once for the shapes and the loop.
+    one_update = jax.jit(functools.partial(kinds.of(config).update, config), inline=True)
     one = jax.eval_shape(one_update, hparams, state)[1]
     blank = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), one)
 
-    def step(index: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+    def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         state, metrics = carry
         state, latest = one_update(hparams, state)
         return state, jax.tree.map(lambda whole, leaf: whole.at[index].set(leaf), metrics, latest)
@@ -155,11 +163,11 @@ def _segment(config: Config, num_updates: jax.Array, hparams: HParams, state: Tr
     return jax.lax.fori_loop(0, num_updates, step, (state, blank))
 
 
-def _evaluate(config: Config, num_episodes: int, deterministic: bool, key: jax.Array, state: TrainState) -> Episodes:
+def _evaluate(config: Any, num_episodes: int, deterministic: bool, key: jax.Array, state: TrainState) -> Episodes:
     return evaluate(config, state, key, num_episodes, deterministic)
 
 
-def _inputs(chunk: Chunk) -> tuple[HParams, jax.Array]:
+def _inputs(chunk: Chunk) -> Any:
     """Hyperparameters and keys of the runs, padded, [num_runs]; the keys are those of `sweep`."""
     key = jax.random.key(chunk.seed)
     keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.asarray(chunk.seeds, jnp.uint32))

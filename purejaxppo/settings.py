@@ -1,6 +1,7 @@
 """Lists of settings: every combination of given values, random ones, or ones written out.
 
-A *point* is a mapping of field names to values, of `Config` fields and of `HParams` fields alike. `product` and `draw`
+A *point* is a mapping of field names to values, of static fields and of traced ones alike, of runs on environments or
+on token sequences. `product` and `draw`
 make lists of points, `settings` turns points into what `sweep` takes; `grid` and `sample` do both for hyperparameters
 alone, which need no second program.
 """
@@ -8,15 +9,18 @@ alone, which need no second program.
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purejaxppo.config import Config, HParams, check_names, check_size
+from purejaxppo import kinds
+from purejaxppo.config import check_names, check_size
 
-CONFIG_FIELDS = tuple(field.name for field in dataclasses.fields(Config))
+if TYPE_CHECKING:
+    from purejaxppo.kinds import AnyConfig, AnyHParams
+
 Point = Mapping[str, Any]
 
 
@@ -74,13 +78,13 @@ def draw(key: jax.Array, num: int, **ranges: Range) -> list[dict[str, Any]]:
     for name, values in ranges.items():
         if not isinstance(values, Range):
             raise ValueError(f"{name} = {values!r}: must be uniform(...), log_uniform(...) or choice(...)")
-        field = (*CONFIG_FIELDS, *HParams._fields).index(name)
+        field = _known_fields(ranges).index(name)
         keys = jax.vmap(lambda i, field=field: jax.random.fold_in(jax.random.fold_in(key, i), field))(jnp.arange(num))
         columns[name] = _quantiles(values, np.asarray(jax.vmap(jax.random.uniform)(keys), np.float64))
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def settings(config: Config, hparams: HParams, points: Sequence[Point]) -> tuple[tuple[Config, ...], HParams]:
+def settings(config: "AnyConfig", hparams: "AnyHParams", points: Sequence[Point]) -> tuple[tuple[Any, ...], Any]:
     """The base settings with each point's values in place of their own, for `sweep(*settings(...), num_seeds)`.
 
     Args:
@@ -89,7 +93,7 @@ def settings(config: Config, hparams: HParams, points: Sequence[Point]) -> tuple
       points: one a setting.
 
     Returns:
-      Configs, one a setting (equal ones are one object), and HParams with float32 leaves [num_settings].
+      Configs, one a setting (equal ones are one object), and hparams with float32 leaves [num_settings].
 
     Raises:
       ValueError: for an empty list, a field that does not exist (with the nearest one), or a static value that is not
@@ -97,16 +101,17 @@ def settings(config: Config, hparams: HParams, points: Sequence[Point]) -> tuple
     """
     if not points:
         raise ValueError("settings: must be a list of at least one point")
-    configs: dict[Config, Config] = {}
+    kind = kinds.of(config)
+    configs: dict[Any, Any] = {}
     chosen = []
     for point in points:
-        _check_fields(point)
-        changed = dataclasses.replace(config, **{name: point[name] for name in point if name in CONFIG_FIELDS})
+        check_names("sweep", point, kind.fields)
+        changed = dataclasses.replace(config, **{name: point[name] for name in point if name in kind.config_fields})
         chosen.append(configs.setdefault(changed, changed))
     return tuple(chosen), _hparams(hparams, points)
 
 
-def grid(hparams: HParams, **axes: Sequence[float]) -> HParams:
+def grid(hparams: "AnyHParams", **axes: Sequence[float]) -> Any:
     """Every combination of the given values, the last axis varying fastest.
 
     Args:
@@ -114,31 +119,31 @@ def grid(hparams: HParams, **axes: Sequence[float]) -> HParams:
       **axes: field name = list of values.
 
     Returns:
-      HParams with float32 leaves [num_settings], for `jax.vmap` or `sweep`.
+      `hparams` with float32 leaves [num_settings], for `jax.vmap` or `sweep`.
 
     Raises:
       ValueError: for an unknown field (with the nearest one) or an empty list.
     """
-    check_names("hparams", axes, HParams._fields)
+    check_names("hparams", axes, hparams._fields)
     return _hparams(hparams, product(**axes))
 
 
-def sample(hparams: HParams, key: jax.Array, num: int, **ranges: Range) -> HParams:
+def sample(hparams: "AnyHParams", key: jax.Array, num: int, **ranges: Range) -> Any:
     """`num` random settings of hyperparameters; the other fields keep their values.
 
     Args and Raises: as `draw`.
 
     Returns:
-      HParams with float32 leaves [num].
+      `hparams` with float32 leaves [num].
     """
-    check_names("hparams", ranges, HParams._fields)
+    check_names("hparams", ranges, hparams._fields)
     return _hparams(hparams, draw(key, num, **ranges))
 
 
-def varying(configs: Sequence[Config], hparams: HParams) -> dict[str, tuple[Any, ...]]:
+def varying(configs: "Sequence[AnyConfig]", hparams: "AnyHParams") -> dict[str, tuple[Any, ...]]:
     """The fields that differ between settings: name -> its value in each, static fields first."""
     columns: dict[str, tuple[Any, ...]] = {
-        name: tuple(getattr(config, name) for config in configs) for name in CONFIG_FIELDS
+        name: tuple(getattr(config, name) for config in configs) for name in kinds.of(hparams).config_fields
     }
     # The shortest number that is this float32: 0.0003, not 0.0003000000142492354.
     columns |= {
@@ -147,13 +152,13 @@ def varying(configs: Sequence[Config], hparams: HParams) -> dict[str, tuple[Any,
     return {name: values for name, values in columns.items() if len(set(values)) > 1}
 
 
-def _hparams(hparams: HParams, points: Sequence[Point]) -> HParams:
+def _hparams(hparams: "AnyHParams", points: Sequence[Point]) -> Any:
     """float32 leaves [num_settings]: the traced values of each point in place of the base's."""
     columns = [
         [_number(f"hparams.{name}", point.get(name, base)) for point in points]
         for name, base in hparams._asdict().items()
     ]
-    return HParams(*(jnp.asarray(column, jnp.float32) for column in columns))
+    return kinds.of(hparams).hparams(*(jnp.asarray(column, jnp.float32) for column in columns))
 
 
 def _quantiles(values: Range, uniforms: np.ndarray) -> list[Any]:
@@ -189,4 +194,12 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_fields(names: Mapping[str, Any]) -> None:
-    check_names("sweep", names, (*CONFIG_FIELDS, *HParams._fields))
+    check_names("sweep", names, _known_fields(names))
+
+
+def _known_fields(names: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of runs on environments; and behind them, where that does not suffice, those of runs on tokens."""
+    known = kinds.ENVIRONMENTS.fields
+    if set(names) <= set(known) or not set(names) & set(kinds.tokens().fields) - set(known):
+        return known
+    return (*known, *(name for name in kinds.tokens().fields if name not in known))

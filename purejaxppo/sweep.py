@@ -4,19 +4,20 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from purejaxppo import segments
-from purejaxppo.config import Config, HParams
+from purejaxppo import kinds, segments
 from purejaxppo.plan import Chunk, Group, Plan, Shape
 from purejaxppo.segments import Programs
-from purejaxppo.train import init
-from purejaxppo.types import Metrics, TrainState
 
-Progress = Callable[[int, Metrics], None]
-CompileGroup = Callable[[Config, Shape], Programs]
+if TYPE_CHECKING:
+    from purejaxppo.kinds import AnyConfig, AnyMetrics
+
+Progress = Callable[[int, Any], None]
+CompileGroup = Callable[[Any, Shape], Programs]
 TYPES = {"num_episodes": np.int32, "num_epochs": np.int32, "all_finite": np.bool_}  # other metrics are float32
 
 
@@ -29,13 +30,13 @@ def fit(plan: Plan, num_bytes: int, compile_group: CompileGroup) -> Plan:
     return dataclasses.replace(plan, groups=tuple(_fit_group(group, num_bytes, compile_group) for group in plan.groups))
 
 
-def train_chunk(programs: Programs, chunk: Chunk, progress: Progress | None = None) -> tuple[TrainState, Metrics]:
+def train_chunk(programs: Programs, chunk: Chunk, progress: Progress | None = None) -> tuple[Any, Any]:
     """All updates of a chunk.
 
     Args:
       programs: of its group.
       chunk: the runs.
-      progress: called on the host about forty times with (environment steps since the last call, metrics of them).
+      progress: called on the host about forty times with (steps since the last call, metrics of them).
 
     Returns:
       The padded final state, and metrics with NumPy leaves [n, num_updates].
@@ -70,7 +71,7 @@ def measure(programs: Programs, chunk: Chunk, num_steps: int = 2_000_000) -> flo
     return (time.perf_counter() - started) / length
 
 
-def blank(plan: Plan) -> Metrics:
+def blank(plan: Plan) -> Any:
     """Metrics of a sweep of which nothing is done, NumPy leaves [num_settings, num_seeds, largest num_updates].
 
     NaN, 0 where a number counts, and true. Where a setting has fewer updates than another, that stays behind its last.
@@ -84,7 +85,7 @@ def num_bytes_of_metrics(plan: Plan) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in _metrics_shapes(plan))
 
 
-def place(plan: Plan, metrics: Metrics, index: int, chunk_metrics: Metrics) -> None:
+def place(plan: Plan, metrics: "AnyMetrics", index: int, chunk_metrics: "AnyMetrics") -> None:
     """Writes the metrics of a chunk, leaves [n, num_updates], to their place in those of the sweep."""
     _, runs = plan.places[index]
     for whole, leaf in zip(metrics, chunk_metrics, strict=True):
@@ -104,27 +105,27 @@ def _fit_group(group: Group, num_bytes: int, compile_group: CompileGroup) -> Gro
     return dataclasses.replace(group, shape=shape, chunk_size=size)
 
 
-def _rough_num_bytes(config: Config, shape: Shape) -> float:
-    """Two copies of the states of a device's runs, and a block's rollouts and activations; within a factor of four."""
+def _rough_num_bytes(config: "AnyConfig", shape: Shape) -> float:
+    """Two copies of the states of a device's runs, and what a block of them works in; within a factor of four."""
     state = _state_shapes(config)
-    rollout = config.num_steps * state.obs.size * state.obs.dtype.itemsize
-    activations = 4 * config.batch_size * sum(config.hidden_sizes)
     states = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    return shape.width * (2 * shape.num_blocks * states + 4 * rollout + 2 * activations)
+    return shape.width * (2 * shape.num_blocks * states + kinds.of(config).num_bytes(config, state))
 
 
 @functools.lru_cache(maxsize=64)
-def _state_shapes(config: Config) -> TrainState:
+def _state_shapes(config: "AnyConfig") -> Any:
     """Shape and type of each leaf of a run's state.
 
     Raises:
       ValueError: for an environment that does not exist, or that the config does not suit.
     """
-    return jax.eval_shape(functools.partial(init, config), HParams(), jax.random.key(0))
+    kind = kinds.of(config)
+    return jax.eval_shape(functools.partial(kind.init, config), kind.hparams(), jax.random.key(0))
 
 
-def _metrics_shapes(plan: Plan) -> Metrics:
+def _metrics_shapes(plan: Plan) -> Any:
     """Shape and type of each leaf of a sweep's metrics, known without tracing a program."""
     shape = (len(plan.configs), plan.num_seeds, max(group.config.num_updates for group in plan.groups))
-    types = (TYPES.get(name, np.float32) for name in Metrics._fields)
-    return Metrics._make(jax.ShapeDtypeStruct(shape, each) for each in types)
+    kind = kinds.of(plan.hparams)
+    types = (TYPES.get(name, np.float32) for name in kind.metrics._fields)
+    return kind.metrics._make(jax.ShapeDtypeStruct(shape, each) for each in types)

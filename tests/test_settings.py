@@ -7,7 +7,8 @@ import pytest
 import scipy.stats
 
 import purejaxppo as ppo
-from purejaxppo.settings import CONFIG_FIELDS, varying
+from purejaxppo import kinds
+from purejaxppo.settings import varying
 from tests.helpers import tiny
 
 INF = float("inf")
@@ -106,7 +107,7 @@ def test_a_wrong_point_is_refused_whichever_it_is(points, message):
 
 
 def test_config_and_hyperparameters_share_no_name():
-    assert not set(CONFIG_FIELDS) & set(ppo.HParams._fields)
+    assert not set(kinds.ENVIRONMENTS.config_fields) & set(ppo.HParams._fields)
 
 
 def test_the_fields_that_differ_are_the_axes():

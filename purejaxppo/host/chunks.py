@@ -11,15 +11,17 @@ import tomllib
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tomli_w
 
-from purejaxppo.config import HParams, config_from_mapping
+from purejaxppo import kinds
 from purejaxppo.host import files
 from purejaxppo.plan import Group, Plan, Shape
-from purejaxppo.types import Metrics
+
+if TYPE_CHECKING:
+    from purejaxppo.kinds import AnyConfig, AnyMetrics
 
 PLAN = "plan.toml"
 
@@ -29,7 +31,7 @@ class Store:
 
     def __init__(self, directory: Path, plan: Plan) -> None:
         """Makes the directory of a plan, or goes on with it; see `adopt` for what a directory may hold."""
-        self.directory, self.plan = directory, plan
+        self.directory, self.plan, text = directory, plan, to_toml(plan)
         try:
             (directory / "chunks").mkdir(parents=True, exist_ok=True)
             self._lock = (directory / ".lock").open("w")
@@ -42,30 +44,30 @@ class Store:
         for left in directory.glob("**/.partial-*"):
             left.unlink()
         if not (directory / PLAN).exists():
-            files.replace(directory / PLAN, to_toml(plan).encode())
+            files.replace(directory / PLAN, text.encode())
 
     def close(self) -> None:
         """Lets others work on the directory."""
         self._lock.close()
 
-    def read(self, index: int) -> Metrics | None:
+    def read(self, index: int) -> Any:
         """The metrics of a finished chunk, leaves [n, num_updates]; None for one that is missing or damaged."""
         return read(self.directory, self.plan, index)
 
-    def write(self, index: int, metrics: Metrics) -> None:
+    def write(self, index: int, metrics: "AnyMetrics") -> None:
         """Keeps a finished chunk."""
         content = io.BytesIO()
         np.savez(content, **metrics._asdict())
         files.replace(_path(self.directory, index), content.getvalue())
 
 
-def read(directory: Path, plan: Plan, index: int) -> Metrics | None:
+def read(directory: Path, plan: Plan, index: int) -> Any:
     """As `Store.read`, of a directory that somebody else may be writing to."""
     path = _path(directory, index)
     group, runs = plan.places[index]
     try:
         with np.load(path) as arrays:  # checks the sum of each array
-            metrics = Metrics(**arrays)
+            metrics = kinds.of(plan.hparams).metrics(**arrays)
         if {leaf.shape for leaf in metrics} != {(len(runs), group.config.num_updates)}:
             raise ValueError("arrays of another shape")
     except FileNotFoundError:
@@ -101,6 +103,8 @@ def adopt(directory: Path, plan: Plan, chunk_size: int | None) -> Plan | None:
     found = find(directory)
     if found is None:
         return None
+    if kinds.of(found.hparams) is not kinds.of(plan.hparams):
+        raise ValueError(f"{directory}: holds another sweep, of runs on {kinds.of(found.hparams).name}")
     different = [name for name in ("num_seeds", "seed") if getattr(found, name) != getattr(plan, name)]
     if len(found.configs) != len(plan.configs):
         different.append("the number of settings")
@@ -110,7 +114,7 @@ def adopt(directory: Path, plan: Plan, chunk_size: int | None) -> Plan | None:
         different += [
             f"config.{name}" for name in fields if any(getattr(a, name) != getattr(b, name) for a, b in pairs)
         ]
-        leaves = zip(HParams._fields, found.hparams, plan.hparams, strict=True)
+        leaves = zip(plan.hparams._fields, found.hparams, plan.hparams, strict=True)
         different += [f"hparams.{name}" for name, a, b in leaves if not np.array_equal(a, b)]
     if different:
         raise ValueError(f"{directory}: holds another sweep, which differs in {', '.join(different)}")
@@ -136,11 +140,12 @@ def to_toml(plan: Plan) -> str:
     unique = list(dict.fromkeys(plan.configs))
     hparams = {name: leaf.tolist() for name, leaf in plan.hparams._asdict().items()}
     content = {
+        "kind": kinds.of(plan.hparams).name,
         "num_seeds": plan.num_seeds,
         "seed": plan.seed,
         "config_of_setting": [unique.index(config) for config in plan.configs],
         "hparams": {name: values if len(set(values)) > 1 else values[0] for name, values in hparams.items()},
-        "config": [dataclasses.asdict(config) | {"env_params": dict(config.env_params)} for config in unique],
+        "config": [_to_mapping(config) for config in unique],
         "chunks": [group.shape._asdict() | {"chunk_size": group.chunk_size} for group in plan.groups],
         "versions": files.versions(),
     }
@@ -148,10 +153,12 @@ def to_toml(plan: Plan) -> str:
 
 
 def _from_toml(content: dict[str, Any]) -> Plan:
-    unique = [config_from_mapping(config) for config in content["config"]]
+    kind = kinds.named(content.get("kind", kinds.ENVIRONMENTS.name))
+    unique = [kind.from_mapping(config) for config in content["config"]]
     of_setting = content["config_of_setting"]
     size = len(of_setting)
-    hparams = HParams(**{name: np.broadcast_to(np.float32(value), size) for name, value in content["hparams"].items()})
+    values = {name: np.broadcast_to(np.float32(value), size) for name, value in content["hparams"].items()}
+    hparams = kind.hparams(**values)
     groups = []
     for index, (config, chunk) in enumerate(zip(unique, content["chunks"], strict=True)):
         members = tuple(i for i, which in enumerate(of_setting) if which == index)
@@ -159,6 +166,15 @@ def _from_toml(content: dict[str, Any]) -> Plan:
         groups.append(Group(config, members, Shape(**chunk), chunk_size))
     configs = tuple(unique[i] for i in of_setting)
     return Plan(configs, hparams, content["num_seeds"], content["seed"], tuple(groups))
+
+
+def _to_mapping(config: "AnyConfig") -> dict[str, Any]:
+    """A config as TOML has it."""
+    if not isinstance(getattr(config, "task", ""), str):
+        raise ValueError("config.task: is a Task of one's own, which a directory cannot name: sweep without one")
+    content = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    pairs = "env_params" if "env_params" in content else "task_params"
+    return content | {pairs: dict(content[pairs])}
 
 
 def _path(directory: Path, index: int) -> Path:

@@ -53,6 +53,7 @@ USAGE = """usage: purejaxppo COMMAND ... ; purejaxppo COMMAND --help lists what 
   sweep SWEEP.toml    train a grid, a random search or a list of settings; goes on where it was interrupted
   plot DIR            draw a finished run or sweep again
   lab                 the CartPole lab of the trust-region family, over many seeds
+  rlhf CONFIG.toml    RLHF on token sequences: reference, reward models and RL; goes on where it was interrupted
   bandit              the 300-seed statistics of the bandit, with intervals
 
 Compiled programs are kept in the user's cache directory; with --no-compilation-cache a command compiles its own."""
@@ -282,6 +283,41 @@ def bandit(argv: list[str]) -> int:
     return flags.parse(run_bandit, argv, "bandit")
 
 
+def rlhf(argv: list[str]) -> int:
+    """`purejaxppo rlhf`."""
+    from purejaxppo.host import rlhf as command
+
+    if argv and not argv[0].startswith("-"):
+        path = Path(argv.pop(0))
+    elif {"-h", "--help"} & set(argv):
+        path = Path("CONFIG.toml")
+    else:
+        raise ValueError("rlhf: must be followed by the path of a TOML file")
+
+    def run(
+        out: Path | None = None,
+        num_seeds: int | None = None,
+        seed: int | None = None,
+        num_updates: int | None = None,
+        eval_responses: int | None = None,
+    ) -> int:
+        """Train policies on token sequences, with what comes before; the same command goes on where it was interrupted.
+
+        Args:
+          out: directory; by default runs/NAME.
+          num_seeds: runs of each setting, in place of the file's.
+          seed: of the whole experiment, in place of the file's.
+          num_updates: of each run, in place of the file's.
+          eval_responses: responses that each policy is measured by, in place of the file's.
+        """
+        changes = {"num_seeds": num_seeds, "seed": seed, "num_updates": num_updates, "eval_responses": eval_responses}
+        experiment = command.read(path, **changes)
+        ppo.use_all_cores()
+        return command.run_rlhf(experiment, out or Path("runs") / path.stem)
+
+    return flags.parse(run, argv, "rlhf CONFIG.toml")
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "resume": resume,
@@ -291,6 +327,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plot": plot,
     "lab": lab,
     "bandit": bandit,
+    "rlhf": rlhf,
 }
 
 

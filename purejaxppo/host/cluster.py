@@ -14,7 +14,6 @@ import jax
 from purejaxppo.host.programs import compile_group
 from purejaxppo.plan import Chunk, Plan
 from purejaxppo.sweep import train_chunk
-from purejaxppo.types import Metrics
 
 REACH_SECONDS = 5  # to wait for a cluster
 RETRIES = 5  # of a task whose worker died
@@ -53,7 +52,7 @@ def connected(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def on_ray(ray: Any, plan: Plan, indices: Sequence[int]) -> Iterator[tuple[int, Metrics]]:
+def on_ray(ray: Any, plan: Plan, indices: Sequence[int]) -> Iterator[tuple[int, Any]]:
     """Trains chunks as Ray tasks, in whatever order they finish; a task whose worker dies is begun again elsewhere.
 
     Each task gets as many devices as the plan gives a chunk, wherever it runs, so its numbers are those of this
@@ -73,7 +72,7 @@ def on_ray(ray: Any, plan: Plan, indices: Sequence[int]) -> Iterator[tuple[int, 
         yield pending.pop(done), ray.get(done)
 
 
-def train_remotely(chunk: Chunk, on_cpu: bool) -> Metrics:
+def train_remotely(chunk: Chunk, on_cpu: bool) -> Any:
     """What a worker does."""
     if on_cpu:
         with contextlib.suppress(RuntimeError):  # JAX has started: this worker has trained a chunk before

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 
+from purejaxppo.config import Config
 from purejaxppo.host.programs import compile_group
 from purejaxppo.plan import Plan
 from purejaxppo.sweep import fit, num_bytes_of_metrics
@@ -67,8 +68,9 @@ def fit_plan(plan: Plan, chunk_size: int | None) -> Plan:
                 f"{after.chunk_size} fits"
             )
         if after.shape.width == 1 and after != before and compile_group(after.config, after.shape).num_bytes > there:
+            size = "num_envs" if isinstance(after.config, Config) else "batch_size"
             raise ValueError(
-                f"config.num_envs = {after.config.num_envs}: two runs of this config need "
+                f"config.{size} = {getattr(after.config, size)}: two runs of this config need "
                 f"{text(compile_group(after.config, after.shape).num_bytes)} of a device with {text(there)} free"
             )
     return fitted

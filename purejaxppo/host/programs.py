@@ -13,30 +13,31 @@ import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-from purejaxppo import segments
-from purejaxppo.agent import envs
-from purejaxppo.config import Config
+from purejaxppo import kinds, segments
 from purejaxppo.host import files
 from purejaxppo.plan import Shape
 from purejaxppo.segments import Programs
 
+if TYPE_CHECKING:
+    from purejaxppo.kinds import AnyConfig
+
 MAX_FILES = 100  # of about a megabyte; those that were used least recently go first
 
 
-def compiled(config: Config, shape: Shape, num_episodes: int = 0) -> Programs:
+def compiled(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -> Programs:
     """`segments.compile_programs`, or what it once returned for the same arguments, code, versions and machine.
 
     Kept where `cache` keeps the rest, if it is in use; a file that cannot be read or written is as none. Programs of
-    an environment that a user registered are not kept, since its code may be another the next time.
+    an environment that a user registered, or of a task of one's own, are not kept: its code may be another next time.
     """
     directory = _directory()
-    if directory is None or not envs.comes_with_gymnax(config.env, config.env_params):
+    if directory is None or not kinds.of(config).is_known(config):
         return segments.compile_programs(config, shape, num_episodes)
     path = directory / f"{_digest(config, shape, num_episodes)}.programs"
     programs = _load(path, shape)
@@ -48,7 +49,7 @@ def compiled(config: Config, shape: Shape, num_episodes: int = 0) -> Programs:
 
 
 @functools.lru_cache(maxsize=8)
-def compile_group(config: Config, shape: Shape) -> Programs:
+def compile_group(config: "AnyConfig", shape: Shape) -> Programs:
     """The programs of a group of a sweep, kept in this process too: for its next chunk, or a sweep of its shape."""
     return compiled(config, shape)
 
@@ -59,7 +60,7 @@ def _directory() -> Path | None:
     return Path(root) / "programs" if root is not None and Path(root).is_dir() else None
 
 
-def _digest(config: Config, shape: Shape, num_episodes: int) -> str:
+def _digest(config: "AnyConfig", shape: Shape, num_episodes: int) -> str:
     """Of everything that the programs depend on."""
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
     root = Path(__file__).parents[1]  # the package

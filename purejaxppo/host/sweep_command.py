@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from purejaxppo import results
+from purejaxppo import kinds, results
 from purejaxppo.config import Config, HParams
 from purejaxppo.host import chunks, experiment, files, memory, plots, progress, store, sweep_axes, sweep_plots
 from purejaxppo.host.programs import compile_group
 from purejaxppo.host.sweeps import SweepResult, sweep
 from purejaxppo.plan import Plan, make_plan
-from purejaxppo.settings import CONFIG_FIELDS, varying
+from purejaxppo.settings import varying
 from purejaxppo.sweep import measure, num_bytes_of_metrics
 
 SHOWN = 10  # settings in the printed table
@@ -133,7 +133,11 @@ def _title(plan: Plan) -> str:
 
 def _static(plan: Plan) -> dict[str, tuple[Any, ...]]:
     """The static fields that differ between settings."""
-    return {name: values for name, values in varying(plan.configs, plan.hparams).items() if name in CONFIG_FIELDS}
+    return {
+        name: values
+        for name, values in varying(plan.configs, plan.hparams).items()
+        if name in kinds.of(plan.hparams).config_fields
+    }
 
 
 def _table(result: SweepResult, summaries: list[dict[str, Any]]) -> Table:
@@ -173,5 +177,5 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
 
 
-def _name(configs: Sequence[Config]) -> str:
+def _name(configs: Sequence[Any]) -> str:
     return " and ".join(dict.fromkeys(config.env for config in configs))

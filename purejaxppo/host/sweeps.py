@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purejaxppo import results
-from purejaxppo.config import Config, HParams
+from purejaxppo import kinds, results
 from purejaxppo.host import chunks, cluster, memory
 from purejaxppo.host.programs import compile_group
 from purejaxppo.plan import Plan, make_plan
 from purejaxppo.settings import varying
 from purejaxppo.sweep import Progress, blank, place, train_chunk
-from purejaxppo.types import Metrics, TrainState
 
 if TYPE_CHECKING:
     import pandas
+
+    from purejaxppo.kinds import AnyConfig, AnyHParams, AnyMetrics
 
 EXECUTORS = ("local", "ray")
 
@@ -30,18 +30,18 @@ class Done(NamedTuple):
     """A finished chunk."""
 
     chunk: int  # its index in the plan
-    metrics: Metrics  # NumPy leaves [n, num_updates]
-    state: TrainState | None = None  # leaves [n, ...]
+    metrics: "AnyMetrics"  # NumPy leaves [n, num_updates]
+    state: Any = None  # leaves [n, ...]
     compile_seconds: float = 0.0  # of this process
-    num_steps: int = 0  # environment steps that have not been reported
+    num_steps: int = 0  # steps that have not been reported
 
 
 class Report(NamedTuple):
     """How far a sweep is."""
 
     num_runs_done: int  # of all runs, those of finished chunks
-    num_steps: int  # environment steps taken since the last report
-    metrics: Metrics | None  # of them, leaves [runs, updates]; None if they were taken elsewhere
+    num_steps: int  # environment steps, or responses, since the last report
+    metrics: Any  # of them, leaves [runs, updates]; None if they were taken elsewhere
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,29 +58,29 @@ class SweepResult:
     """
 
     plan: Plan
-    metrics: Metrics
-    state: TrainState | None = None
+    metrics: Any
+    state: Any = None
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
 
     @property
-    def configs(self) -> tuple[Config, ...]:
+    def configs(self) -> tuple[Any, ...]:
         """Static settings, one a setting."""
         return self.plan.configs
 
     @property
-    def hparams(self) -> HParams:
+    def hparams(self) -> Any:
         """Traced settings, leaves [num_settings]."""
         return self.plan.hparams
 
     @property
     def num_steps(self) -> int:
-        """Environment steps of all runs together."""
+        """Environment steps of all runs together; on token sequences, responses, or pairs."""
         return sum(config.num_updates * config.batch_size for config in self.configs) * self.plan.num_seeds
 
     @property
     def steps_per_second(self) -> float:
-        """Environment steps per second of all runs together, without compilation."""
+        """`num_steps` a second of all runs together, without compilation."""
         return self.num_steps / self.run_seconds if self.run_seconds else float("nan")
 
     @property
@@ -89,12 +89,17 @@ class SweepResult:
         return varying(self.configs, self.hparams)
 
     def summary(self, threshold: float | None = None) -> list[dict[str, Any]]:
-        """The numbers to quote of each setting, see `results.summary`."""
+        """The numbers to quote of each setting, see `results.summary`; on token sequences `results.token_summary`."""
+        if self._on_tokens:
+            return results.token_summary(self.metrics, self._num_updates)
         return results.summary(self.metrics, self._num_updates, self._batch_sizes, threshold)
 
     def best(self) -> int:
-        """The setting of the highest interquartile mean of the final return; of settings of one environment."""
-        return results.best(self.summary())
+        """The setting of the highest interquartile mean of the final return; of settings of one environment.
+
+        On token sequences, of the final objective: of settings of one task and coefficient.
+        """
+        return results.best(self.summary(), "objective" if self._on_tokens else "final_return")
 
     def to_dataframe(self, curves: bool = False) -> "pandas.DataFrame":
         """A row for each run: the setting's index, the fields that differ between settings, and how the run ended.
@@ -109,12 +114,8 @@ class SweepResult:
         index: dict[str, Any] = {"setting": setting, "seed": seed}
         index |= {name: [column[i] for i in setting] for name, column in self.axes.items()}
         if not curves:
-            measures = {
-                "final_return": results.final_return,
-                "area_under_curve": results.area_under_curve,
-                "finite": lambda metrics: metrics.all_finite.all(axis=-1),
-            }
-            for name, measure in measures.items():
+            measures = results.TOKEN_MEASURES if self._on_tokens else results.MEASURES
+            for name, measure in (measures | {"finite": lambda metrics: metrics.all_finite.all(axis=-1)}).items():
                 index[name] = results.per_setting(measure, self.metrics, self._num_updates).reshape(-1)
             return pandas.DataFrame(index)
         runs = pandas.DataFrame(index)
@@ -124,6 +125,10 @@ class SweepResult:
         kept = np.arange(self.metrics.entropy.shape[-1]) < lengths[:, None]
         leaves = {name: leaf.reshape(settings * seeds, -1)[kept] for name, leaf in self.metrics._asdict().items()}
         return rows.assign(**leaves)
+
+    @property
+    def _on_tokens(self) -> bool:
+        return kinds.of(self.hparams) is not kinds.ENVIRONMENTS
 
     @property
     def _num_updates(self) -> list[int]:
@@ -139,7 +144,7 @@ class SweepResult:
         flat = [leaf.reshape(plan.num_runs, -1) for leaf in self.metrics]
         with contextlib.closing(chunks.Store(Path(directory), plan)) as store:
             for index, (group, runs) in enumerate(plan.places):
-                store.write(index, Metrics(*(leaf[runs, : group.config.num_updates] for leaf in flat)))
+                store.write(index, self.metrics._make(leaf[runs, : group.config.num_updates] for leaf in flat))
 
     @classmethod
     def load(cls, directory: Path | str) -> "SweepResult":
@@ -167,8 +172,8 @@ class SweepResult:
 
 
 def sweep(
-    config: Config | Sequence[Config],
-    hparams: HParams,
+    config: "AnyConfig | Sequence[AnyConfig]",
+    hparams: "AnyHParams",
     num_seeds: int,
     seed: int = 0,
     *,
@@ -185,8 +190,8 @@ def sweep(
     depend on nothing but its setting, `seed` and j: chunk size, executor and interruptions change no bit of them.
 
     Args:
-      config: static settings of all runs, or a sequence of them, one a setting (see `settings`); equal ones share a
-        program.
+      config: static settings of all runs, `Config` or `tokens.TokenConfig`, or a sequence of them, one a setting (see
+        `settings`); equal ones share a program.
       hparams: traced settings: scalars for one, or leaves [num_settings] as `grid` makes them.
       num_seeds: runs of each setting.
       seed: of the whole sweep.
@@ -206,7 +211,7 @@ def sweep(
     """
     if executor not in EXECUTORS:
         raise ValueError(f"executor = {executor!r}: allowed: {', '.join(map(repr, EXECUTORS))}")
-    if keep_state and (directory is not None or executor != "local" or not isinstance(config, Config)):
+    if keep_state and (directory is not None or executor != "local" or isinstance(config, Sequence)):
         raise ValueError("keep_state = True: must be of one config, without directory, and on the local executor")
     started = time.perf_counter()
     plan = make_plan(config, hparams, num_seeds, seed, chunk_size)
@@ -223,7 +228,7 @@ def sweep(
         runs_done = plan.num_runs - sum(len(plan.places[index][1]) for index in todo)
         progress(Report(runs_done, 0, None))
 
-        def moved(steps: int, latest: Metrics) -> None:
+        def moved(steps: int, latest: "AnyMetrics") -> None:
             progress(Report(runs_done, steps, latest))
 
         for done in _train(plan, todo, ray, moved, keep_state):
@@ -239,7 +244,7 @@ def sweep(
     return SweepResult(plan, metrics, state, compile_seconds, time.perf_counter() - started - compile_seconds)
 
 
-def _place_kept(plan: Plan, metrics: Metrics, store: chunks.Store | None) -> list[int]:
+def _place_kept(plan: Plan, metrics: "AnyMetrics", store: chunks.Store | None) -> list[int]:
     """Places the chunks that are kept, and returns those that are not."""
     todo = []
     for index in range(len(plan.places)):
@@ -286,7 +291,7 @@ def _here(plan: Plan, index: int, moved: Progress, keep_state: bool) -> Done:
     return Done(index, metrics, state if keep_state else None, compile_seconds)
 
 
-def _together(plan: Plan, states: Sequence[TrainState]) -> TrainState:
+def _together(plan: Plan, states: Sequence[Any]) -> Any:
     """The padded states of all chunks as leaves [num_settings, num_seeds, ...]."""
     sizes = [len(runs) for _, runs in plan.places]
 
