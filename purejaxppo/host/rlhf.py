@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from purejaxppo.host import resuming, rlhf_experiment, rlhf_report, rlhf_store, signals
+from purejaxppo.host import resuming, rlhf_experiment, rlhf_report, rlhf_stages, rlhf_store, signals
 from purejaxppo.host.rlhf_experiment import RlhfExperiment
 from purejaxppo.host.rlhf_stages import Stages, own_of, prepare
 from purejaxppo.host.rlhf_store import Checkpoint
@@ -41,6 +41,8 @@ def run_rlhf(experiment: RlhfExperiment, out: Path) -> int:
       ValueError: for an invalid setting, missing names, or a directory of another experiment.
     """
     console = Console(stderr=True)
+    if experiment.config.task == "names":
+        rlhf_stages.load_names()  # where they are missing, nothing is begun
     rlhf_store.begin(out, experiment)
     with resuming.held(out), signals.noted() as came:
         try:

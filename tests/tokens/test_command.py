@@ -8,9 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from purejaxppo.host import cli, rlhf_experiment, rlhf_stages
+from purejaxppo.host import cli, rlhf, rlhf_experiment, rlhf_stages
 from purejaxppo.host.rlhf_experiment import RlhfExperiment
 from purejaxppo.tokens.config import TokenConfig, TokenHParams
+from purejaxppo.tokens.segments import Runs
 
 CONFIGS = sorted(
     path
@@ -97,10 +98,13 @@ def test_bad_files_end_with_one_line_and_code_2(text, says, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_names_are_asked_for(monkeypatch):
+def test_missing_names_are_asked_for_and_nothing_is_begun(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install names"):
-        rlhf_stages.load_names()
+    monkeypatch.setattr("purejaxppo.use_all_cores", lambda: None)
+    (tmp_path / "names.toml").write_text(NAMES)
+    assert cli.main(["rlhf", str(tmp_path / "names.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert "pip install names" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
@@ -109,8 +113,23 @@ def on_two_devices(monkeypatch):
     monkeypatch.setattr("purejaxppo.use_all_cores", lambda: None)
 
 
+def interrupted_after(num_segments):
+    """`Runs` whose training is interrupted after so many segments."""
+
+    class Interrupted(Runs):
+        done = 0
+
+        def advance(self, state, num_updates):
+            if self.done == num_segments:
+                raise KeyboardInterrupt
+            self.done += 1
+            return super().advance(state, num_updates)
+
+    return Interrupted
+
+
 @pytest.mark.slow
-def test_the_command_leaves_its_directory_and_goes_on_where_it_was_stopped(tmp_path, on_two_devices):
+def test_the_command_leaves_its_directory_and_goes_on_where_it_was_stopped(tmp_path, on_two_devices, monkeypatch):
     path, out = tmp_path / "tiny.toml", tmp_path / "out"
     path.write_text(TINY)
     assert cli.main(["rlhf", str(path), "--out", str(out), "--no-compilation-cache"]) == 0
@@ -124,12 +143,16 @@ def test_the_command_leaves_its_directory_and_goes_on_where_it_was_stopped(tmp_p
     with np.load(out / "metrics.npz") as metrics:
         assert metrics["score"].shape == (4, 3)
         whole = dict(metrics)
-    # as if it had been killed after two updates
-    (out / "summary.json").unlink()
-    with np.load(out / "checkpoint.npz") as arrays:
-        assert {name.split("/")[0] for name in arrays} == {"leaf", "metrics", "run_seconds"}
-    assert cli.main(["rlhf", str(path), "--out", str(out), "--no-compilation-cache"]) == 0
-    with np.load(out / "metrics.npz") as metrics:
+    again = tmp_path / "again"
+    with monkeypatch.context() as patch:
+        patch.setattr(rlhf, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(rlhf, "Runs", interrupted_after(1))
+        assert cli.main(["rlhf", str(path), "--out", str(again), "--no-compilation-cache"]) == 130
+    with np.load(again / "checkpoint.npz") as arrays:
+        assert arrays["metrics/score"].shape == (4, 1)
+    assert not (again / "summary.json").exists()
+    assert cli.main(["rlhf", str(path), "--out", str(again), "--no-compilation-cache"]) == 0
+    with np.load(again / "metrics.npz") as metrics:
         for name, value in whole.items():
             np.testing.assert_array_equal(metrics[name], value)
     assert cli.main(["rlhf", str(path), "--out", str(out), "--seed", "1"]) == 2
@@ -157,8 +180,6 @@ def test_the_names_go_through_all_stages(tmp_path, on_two_devices, monkeypatch, 
 
 
 def test_flags_take_the_place_of_what_the_file_says(tmp_path):
-    from purejaxppo.host import rlhf
-
     path = tmp_path / "tiny.toml"
     path.write_text(TINY)
     changed = rlhf.read(path, num_seeds=5, num_updates=7, seed=None)
