@@ -125,42 +125,48 @@ def fit_gold(root: np.ndarray, gold: np.ndarray) -> tuple[float, float, float]:
 
 
 def draw_overoptimisation(path: Path, study: Study, metrics: dict[str, np.ndarray]) -> list[str]:
-    """Score and gold reward along training without a penalty, a line a number of pairs; returns the table."""
+    """Score and gold reward along training without a penalty, a colour a number of pairs; returns the table.
+
+    The mean goes as far as all seeds went, the thin lines as far as each of them did.
+    """
     numbers = study.experiment.num_pairs
     lines = [
-        "| N | proxy at the end | gold: highest, at a KL of | gold at the end, KL | a | b | R^2 |",
+        "| N | proxy: highest, end | gold of each seed: highest (at this KL) -> end | gold, means | a | b | R^2 |",
         "|---|---|---|---|---|---|---|",
     ]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, 5), dpi=130, layout="constrained")
         panels = figure.subplots(1, 2, sharex=True)
         for row, (number, colour) in enumerate(zip(numbers, COLOURS, strict=False)):
-            root = np.sqrt(np.maximum(metrics["ref_kl"][row], 0))
-            grid = np.linspace(0.3, np.median(root[:, -10:]), 80)
+            furthest = np.sqrt(metrics["ref_kl"][row].max(axis=1))
+            grid = np.linspace(0.3, furthest.min(), 80)
             for axes, name in zip(panels, ("score", "gold"), strict=True):
                 curves = on_grid(metrics, name, row, grid)
-                mean = np.nanmean(curves, axis=0)
-                axes.plot(grid, mean, color=colour, label=f"{number:,} pairs")
-                axes.fill_between(
-                    grid, np.nanmin(curves, 0), np.nanmax(curves, 0), color=colour, alpha=0.15, linewidth=0
-                )
-            a, b, r2 = fit_gold(grid, mean)
+                axes.plot(grid, curves.mean(0), color=colour, label=f"{number:,} pairs", linewidth=2)
+                axes.fill_between(grid, curves.min(0), curves.max(0), color=colour, alpha=0.15, linewidth=0)
+                beyond = np.linspace(0.3, furthest.max(), 160)
+                axes.plot(beyond, on_grid(metrics, name, row, beyond).T, color=colour, alpha=0.5, linewidth=0.7)
+            a, b, r2 = fit_gold(grid, curves.mean(0))
             panels[1].plot(grid, grid * (a - b * np.log(grid)), ":", color=colour)
-            score, gold = (metrics[name][row, :, -10:].mean() for name in ("score", "gold"))
-            best = int(np.nanargmax(mean))
-            lines.append(
-                f"| {number:,} | {score:.2f} | {mean[best]:.2f}, {grid[best] ** 2:.1f} | {gold:.2f}, "
-                f"{metrics['ref_kl'][row, :, -10:].mean():.1f} | {a:.2f} | {b:.2f} | {r2:.2f} |"
-            )
+            lines.append(f"| {number:,} | {_humps(metrics, row)} | {a:.2f} | {b:.2f} | {r2:.2f} |")
         for axes, title in zip(panels, ("what is optimised (score)", "what is wanted (gold)"), strict=True):
             axes.set(title=title, xlabel=ROOT_KL, ylabel=title.split("(")[1][:-1])
         panels[0].legend(frameon=False)
         seeds = study.experiment.num_seeds
-        figure.suptitle(
-            f"PPO without a penalty: mean of {seeds} seeds, bands from lowest to highest; dotted: d (a - b log d)"
-        )
+        figure.suptitle(f"PPO without a penalty: mean, range and lines of {seeds} seeds; dotted: d (a - b log d)")
         figure.savefig(path)
     return lines
+
+
+def _humps(metrics: dict[str, np.ndarray], row: int) -> str:
+    """How high score and gold came along training, and where they ended, as cells of a table."""
+    score, gold = (np.array([smooth(values) for values in metrics[name][row]]) for name in ("score", "gold"))
+    kl, best = np.array([smooth(values) for values in metrics["ref_kl"][row]]), gold.argmax(axis=1)
+    tops = [
+        f"{curve[top]:.2f} ({far[top]:.1f}) -> {curve[-1]:.2f}" for curve, far, top in zip(gold, kl, best, strict=True)
+    ]
+    means = f"{gold.max(axis=1).mean():.2f}, {gold[:, -1].mean():.2f}"
+    return f"{score.max(axis=1).mean():.2f}, {score[:, -1].mean():.2f} | {'; '.join(tops)} | {means}"
 
 
 def draw_controllers(path: Path, metrics: dict[str, np.ndarray]) -> list[str]:
@@ -192,7 +198,7 @@ def draw_controllers(path: Path, metrics: dict[str, np.ndarray]) -> list[str]:
 def draw_no_penalty(path: Path, study: Study, metrics: dict[str, np.ndarray]) -> list[str]:
     """Square root of the KL over updates without a penalty; returns the R^2 of a line through the rise of each."""
     lines = [
-        "| N | R^2 of a straight line, up to nine tenths of the last value | updates until then |",
+        "| N | R^2 of a straight line, up to two thirds of the last value | updates until then |",
         "|---|---|---|",
     ]
     with mpl.rc_context(STYLE):
@@ -203,7 +209,7 @@ def draw_no_penalty(path: Path, study: Study, metrics: dict[str, np.ndarray]) ->
             axes.plot(root.T, color=colour, alpha=0.35, linewidth=0.8)
             mean = root.mean(0)
             axes.plot(mean, color=colour, label=f"{number:,} pairs")
-            rise = int(np.argmax(mean > 0.9 * mean[-10:].mean()))
+            rise = int(np.argmax(mean > mean[-10:].mean() * 2 / 3))
             updates = np.arange(rise)
             residual = mean[:rise] - np.polyval(np.polyfit(updates, mean[:rise], 1), updates)
             lines.append(f"| {number:,} | {1 - residual.var() / mean[:rise].var():.3f} | {rise} |")
