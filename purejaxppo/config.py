@@ -347,11 +347,20 @@ def hparams_from_mapping(settings: Mapping[str, Any]) -> HParams:
     Raises:
       ValueError: for an unknown name (with the nearest valid one) or a value that is not a number.
     """
-    check_names("hparams", settings, HParams._fields)
+    return HParams(**checked_numbers(settings, HParams._fields))
+
+
+def checked_numbers(settings: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, float]:
+    """Hyperparameters as floats, by name.
+
+    Raises:
+      ValueError: for a name that is not allowed (with the nearest one that is) or a value that is not a number.
+    """
+    check_names("hparams", settings, allowed)
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"hparams.{name} = {value!r}: must be a number")
-    return HParams(**{name: float(value) for name, value in settings.items()})
+    return {name: float(value) for name, value in settings.items()}
 
 
 _NOUNS = {bool: "boolean", str: "string"}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purejaxppo.config import Interval, check_names, check_size
+from purejaxppo.config import Interval, check_names, check_size, checked_numbers
 from purejaxppo.tokens.types import Task
 
 TASKS = ("token-count", "enum", "names")
@@ -282,8 +282,4 @@ def hparams_from_mapping(settings: Mapping[str, Any]) -> TokenHParams:
     Raises:
       ValueError: for an unknown name (with the nearest valid one) or a value that is not a number.
     """
-    check_names("hparams", settings, TokenHParams._fields)
-    for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"hparams.{name} = {value!r}: must be a number")
-    return TokenHParams(**{name: float(value) for name, value in settings.items()})
+    return TokenHParams(**checked_numbers(settings, TokenHParams._fields))
