@@ -13,19 +13,27 @@ RUNS = PartitionSpec("runs")
 ACCELERATOR_WIDTH = 4096
 
 
-def use_all_cores(at_least: int = 1) -> None:
+def use_all_cores(at_least: int = 1, at_most: int | None = None) -> None:
     """Gives XLA one CPU device per core, for `sweep` to spread its runs over. Changes nothing on an accelerator.
 
     Call it before anything else uses JAX.
 
     Args:
       at_least: devices, however few the cores: what runs need that were begun on a machine with more.
+      at_most: devices, however many the cores. With 1, XLA also computes in one thread: what a single run of small
+        networks is fastest in, since threads take longer to hand its kernels on than to compute them.
 
     Raises:
       RuntimeError: when JAX has already started.
+      ValueError: if `at_most` is below `at_least`, or below 1.
     """
+    if at_most is not None and at_most < max(at_least, 1):
+        raise ValueError(f"at_most = {at_most}: must be at least {max(at_least, 1)}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jax.config.update("jax_num_cpu_devices", max(at_least, cores or 1))
+    devices = max(at_least, min(cores or 1, at_most or cores or 1))
+    jax.config.update("jax_num_cpu_devices", devices)
+    if at_most == 1:
+        os.environ.setdefault("PJRT_NPROC", "1")  # threads of XLA's client
 
 
 def on_accelerator() -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from purejaxppo.kinds import AnyConfig, AnyHParams
 
 # On a CPU the working set of a block should stay in the cache; measured in benchmarks/NOTES.md.
-CPU_WIDTH = 8
+CPU_WIDTH = 4
 # Unless the caller says how many runs: blocks of a device in a chunk, and environment steps of a device in a chunk.
 # Enough to be fast, few enough to save every few minutes.
 BLOCKS = 8

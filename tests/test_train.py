@@ -270,8 +270,17 @@ def test_every_config_field_changes_the_result(field):
 # On an accelerator, and in bfloat16
 
 
-@pytest.mark.parametrize("changes", [{"activation": "tanh"}, {"algorithm": "trpo", "hidden_sizes": (8, 8)}])
-def test_improving_in_few_passes_is_improving(changes):
+@pytest.mark.parametrize(
+    ("tried", "changes"),
+    [
+        ("few_passes", {"activation": "tanh"}),
+        ("few_passes", {"algorithm": "trpo", "hidden_sizes": (8, 8)}),
+        ("reverse", {"activation": "tanh"}),
+        ("reverse", {"network": "cnn", "env": "Catch-bsuite", "shared_trunk": True}),
+        ("reverse", {"network": "gru", "hidden_sizes": (8, 8)}),
+    ],
+)
+def test_improving_in_another_form_is_improving(tried, changes):
     config = tiny(**changes)
     env, network = train_module._parts(config)
     state = initial(config)
@@ -280,18 +289,18 @@ def test_improving_in_few_passes_is_improving(changes):
     @jax.jit
     def improvements(state, key):
         _, transition = train_module.rollout.collect(config, env, network, state, key)
-        batch = train_module.estimate(config, HPARAMS, transition)
+        batch = train_module.estimate(config, HPARAMS, transition, state.memory)
         orders = train_module.permutations(key, config.num_epochs, config.num_rows)
         return [
             algorithm.improve(
-                config, HPARAMS, network.clone(few_passes=flag), state.params, state.opt_state, batch, orders, 1e-3, 0.0
+                config, HPARAMS, network.clone(form=form), state.params, state.opt_state, batch, orders, 1e-3, 0.0
             )
-            for flag in (False, True)
+            for form in ("plain", tried)
         ]
 
-    plain, few_passes = improvements(state, KEY)
+    plain, other = improvements(state, KEY)
     assert differs(plain[0], state.params)
-    assert_close(few_passes, plain, rtol=1e-3, atol=1e-6)
+    assert_close(other, plain, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("changes", [{}, {"network": "cnn", "env": "Catch-bsuite", "shared_trunk": True}])

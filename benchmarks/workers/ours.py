@@ -1,4 +1,4 @@
-"""This checkout: `sweep`, sharded over the cores, which is how it trains many runs and one."""
+"""This checkout: `sweep`, sharded over the cores, of which one run takes one."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ import purejaxppo as ppo
 
 
 def prepare(work: dict[str, Any]) -> Train:
-    ppo.use_all_cores()
+    ppo.use_all_cores(at_most=1 if work["num_runs"] == 1 else None)
     config = ppo.Config(
         env=work["env"],
         total_timesteps=work["total_timesteps"],

@@ -1,7 +1,7 @@
 """Environments. The only file that knows gymnax.
 
-`make` turns a name into an `Env`: two pure functions with flat float32 observations, scalar float32 rewards, the two
-kinds of episode end apart, and the final observation of an episode before the automatic reset replaces it.
+`make` turns a name into an `Env`: pure functions with flat float32 observations, scalar float32 rewards, the two kinds
+of episode end apart, and the final observation of an episode before the automatic reset replaces it.
 
 Importing gymnax makes arrays, which starts JAX and fixes its devices; it is imported on first use instead, so that
 `devices.use_all_cores` can be called after `import purejaxppo`.
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MASK = "action_mask"  # the entry of a dictionary of observations that says which actions are allowed
+MAX_PREPARED = 64  # numbers that a step may bring along of where it would reset to
 UNBOUNDED = 1e30  # spaces say "no bound" by an infinity or by the largest float32
 
 
@@ -59,6 +60,8 @@ class Box(NamedTuple):
 class Env:
     """An environment: its sizes, and `reset` and `step` for one copy of it (vmap them for more).
 
+    A step has two parts, so that a rollout can do the first for all of its steps at once, before its loop.
+
     Attributes:
       name: as registered.
       num_features: O, the length of a flattened observation.
@@ -66,7 +69,8 @@ class Env:
       num_masked: entries at its end that say which actions are allowed (1) and which are not (0); 0 without a mask.
       actions: what `step` takes.
       reset: key -> (obs [O], state).
-      step: (key, state, action) -> EnvStep; resets by itself at an episode's end.
+      prepare: key -> what depends on nothing else in a step: where it would reset to, unless that is large.
+      advance: (prepared, state, action) -> EnvStep; resets by itself at an episode's end.
     """
 
     name: str
@@ -75,7 +79,12 @@ class Env:
     num_masked: int
     actions: Discrete | MultiDiscrete | Box
     reset: Callable[[jax.Array], tuple[jax.Array, Any]]
-    step: Callable[[jax.Array, Any, jax.Array], EnvStep]
+    prepare: Callable[[jax.Array], Any]
+    advance: Callable[[Any, Any, jax.Array], EnvStep]
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> EnvStep:
+        """One step."""
+        return self.advance(self.prepare(key), state, action)
 
 
 @functools.cache
@@ -107,18 +116,36 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
         obs, state = env.reset(key, params)
         return flatten(obs), _strong(state)
 
-    def step(key: jax.Array, state: Any, action: jax.Array) -> EnvStep:
-        obs, state, reward, terminated, truncated, info = env.step(key, state, unflatten(action), params)
+    def told(obs: Any, state: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any) -> EnvStep:
         return EnvStep(
             obs=flatten(obs),
             state=_strong(state),
             reward=jnp.asarray(reward, jnp.float32).reshape(()),
             terminated=jnp.asarray(terminated, bool).reshape(()),
             truncated=jnp.asarray(truncated, bool).reshape(()),
-            final_obs=flatten(info["final_observation"]),
+            final_obs=flatten(final_obs),
         )
 
-    num_features = jax.eval_shape(reset, jax.random.key(0))[0].shape[0]
+    def whole_step(key: jax.Array, state: Any, action: jax.Array) -> EnvStep:
+        obs, state, reward, terminated, truncated, info = env.step(key, state, unflatten(action), params)
+        return told(obs, state, reward, terminated, truncated, info["final_observation"])
+
+    def draw_first(key: jax.Array) -> Any:
+        step_key, reset_key = jax.random.split(key)
+        return step_key, env.reset_env(reset_key, params)
+
+    def step_to_first(prepared: Any, state: Any, action: jax.Array) -> EnvStep:
+        step_key, first = prepared
+        obs, state, reward, terminated, _ = env.step_env(step_key, state, unflatten(action), params)
+        truncated = env.is_truncated(state, params)
+        ended = terminated | truncated
+        next_obs, next_state = jax.tree.map(functools.partial(jax.lax.select, ended), first, (obs, state))
+        return told(next_obs, next_state, reward, terminated, truncated, obs)
+
+    first_obs, first_state = jax.eval_shape(reset, jax.random.key(0))
+    num_features = first_obs.shape[0]
+    size = sum(leaf.size for leaf in jax.tree.leaves((first_obs, first_state)))
+    in_parts = size <= MAX_PREPARED and _steps_as_gymnax_does(env)
     return Env(
         name=name,
         num_features=num_features,
@@ -126,8 +153,16 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
         num_masked=mask,
         actions=actions,
         reset=reset,
-        step=step,
+        prepare=draw_first if in_parts else lambda key: key,
+        advance=step_to_first if in_parts else whole_step,
     )
+
+
+def _steps_as_gymnax_does(env: Any) -> bool:
+    """Whether a step is `step_env` and, where an episode ended, `reset_env`: not if the environment's own differs."""
+    from gymnax.environments.environment import Environment
+
+    return isinstance(env, Environment) and type(env).step is Environment.step
 
 
 class _Deferred(types.ModuleType):

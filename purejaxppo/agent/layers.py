@@ -45,7 +45,7 @@ class Dense(nn.Module):
       activation: name of a function in `jax.nn`.
       dtype: of what is multiplied, x and W; the sum with b is float32.
       out_dtype: of the result.
-      few_passes: whether by `products.affine`.
+      form: how it is computed: "plain", or by `products` as is fast for learning, "reverse" or "few_passes".
     """
 
     size: int
@@ -53,16 +53,17 @@ class Dense(nn.Module):
     activation: str = "identity"
     dtype: Any = jnp.float32
     out_dtype: Any = jnp.float32
-    few_passes: bool = False
+    form: str = "plain"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.param("kernel", orthogonal(self.scale), (x.shape[-1], self.size))
         bias = self.param("bias", nn.initializers.zeros, (self.size,))
         x = x.astype(self.dtype)
-        if self.few_passes:
+        if self.form == "few_passes":
             return products.affine(x, kernel, bias, self.activation, self.out_dtype)
-        outputs = jnp.matmul(x, kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
+        product = products.reverse if self.form == "reverse" and self.dtype == jnp.float32 else products.plain
+        outputs = product(x, kernel.astype(self.dtype)) + bias
         return cast(jax.Array, getattr(jax.nn, self.activation)(outputs).astype(self.out_dtype))
 
 
@@ -72,13 +73,13 @@ class Trunk(nn.Module):
     Attributes:
       hidden_sizes: widths.
       activation: name of a function in `jax.nn`.
-      dtype, few_passes: as of `Dense`; features are of the same type.
+      dtype, form: as of `Dense`; features are of the same type.
     """
 
     hidden_sizes: tuple[int, ...]
     activation: str
     dtype: Any = jnp.float32
-    few_passes: bool = False
+    form: str = "plain"
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -89,7 +90,7 @@ class Trunk(nn.Module):
                 activation=self.activation,
                 dtype=self.dtype,
                 out_dtype=self.dtype,
-                few_passes=self.few_passes,
+                form=self.form,
             )
             features = layer(features)
         return features
@@ -108,18 +109,16 @@ class ImageTrunk(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     dtype: Any = jnp.float32
-    few_passes: bool = False
+    form: str = "plain"
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         height, width = self.shape[0] - 2, self.shape[1] - 2
         image = obs.reshape(*obs.shape[:-1], *self.shape)
         shifted = [image[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
-        filters = Dense(
-            16, activation=self.activation, dtype=self.dtype, out_dtype=self.dtype, few_passes=self.few_passes
-        )
+        filters = Dense(16, activation=self.activation, dtype=self.dtype, out_dtype=self.dtype, form=self.form)
         features = filters(jnp.concatenate(shifted, axis=-1)).reshape(*obs.shape[:-1], -1)
-        return Trunk(self.hidden_sizes, self.activation, self.dtype, self.few_passes)(features)
+        return Trunk(self.hidden_sizes, self.activation, self.dtype, self.form)(features)
 
 
 class RecurrentTrunk(nn.Module):
@@ -131,12 +130,12 @@ class RecurrentTrunk(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     dtype: Any = jnp.float32
-    few_passes: bool = False
+    form: str = "plain"
 
     @nn.compact
     def __call__(self, obs: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
         """obs [..., O], memory [..., H] -> features [..., H], memory after the step."""
-        features = Trunk(self.hidden_sizes[:-1], self.activation, self.dtype, self.few_passes)(obs)
+        features = Trunk(self.hidden_sizes[:-1], self.activation, self.dtype, self.form)(obs)
         # The default initialiser of the unit is the LAPACK one that may hang; see `orthogonal`.
         size, init = self.hidden_sizes[-1], orthogonal(1.0)
         memory, features = nn.GRUCell(size, kernel_init=init, recurrent_kernel_init=init)(memory, features)

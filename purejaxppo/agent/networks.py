@@ -28,7 +28,8 @@ class ActorCritic(nn.Module):
       num_masked: entries at the end of an observation that say which actions are allowed.
       recurrent: whether the last hidden layers carry a memory.
       dtype: of the inputs of matrix products, and of the activations kept; outputs are float32.
-      few_passes: whether to compute as is fast where memory is what learning waits for; see `products`.
+      form: how its layers are computed: "plain" for any derivative, "reverse" for learning on a CPU, "few_passes" for
+        learning where memory is what it waits for; see `products`.
     """
 
     hidden_sizes: tuple[int, ...]
@@ -39,11 +40,11 @@ class ActorCritic(nn.Module):
     num_masked: int = 0
     recurrent: bool = False
     dtype: Any = jnp.float32
-    few_passes: bool = False
+    form: str = "plain"
 
     def setup(self) -> None:
         def trunk() -> nn.Module:
-            settings = (self.hidden_sizes, self.activation, self.dtype, self.few_passes)
+            settings = (self.hidden_sizes, self.activation, self.dtype, self.form)
             if self.recurrent:
                 return RecurrentTrunk(*settings)
             return ImageTrunk(self.image_shape, *settings) if self.image_shape else Trunk(*settings)
@@ -52,9 +53,9 @@ class ActorCritic(nn.Module):
         self.critic_trunk = self.actor_trunk if self.shared_trunk else trunk()
         has_std = isinstance(self.actions, distributions.Normal)
         num_outputs = self.actions.num_params // (1 + has_std)
-        self.actor_head = Dense(num_outputs, scale=0.01, dtype=self.dtype, few_passes=self.few_passes)
+        self.actor_head = Dense(num_outputs, scale=0.01, dtype=self.dtype, form=self.form)
         self.actor_log_std = self.param("actor_log_std", nn.initializers.zeros, (num_outputs,)) if has_std else None
-        self.critic_head = Dense(1, scale=1.0, dtype=self.dtype, few_passes=self.few_passes)
+        self.critic_head = Dense(1, scale=1.0, dtype=self.dtype, form=self.form)
 
     def policy(self, obs: jax.Array, memory: Any = ()) -> tuple[jax.Array, Any]:
         """obs [..., O], memory [..., H] -> parameters of the action distribution [..., P], memory after the step."""

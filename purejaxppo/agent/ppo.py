@@ -36,11 +36,7 @@ class Diagnostics(NamedTuple):
 
 def make_optimizer(hparams: HParams, learning_rate: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Adam on gradients clipped by their global norm."""
-    return optax.chain(
-        optax.clip_by_global_norm(hparams.max_grad_norm),
-        optax.scale_by_adam(eps=hparams.adam_eps),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    return ops.clipped_adam(learning_rate, hparams.max_grad_norm, hparams.adam_eps)
 
 
 @jax.named_scope("improve")

@@ -17,8 +17,9 @@ def collect(
 ) -> tuple[TrainState, Transition]:
     """Steps the environments `num_steps` times and evaluates the critic on everything they saw.
 
-    All random numbers are drawn before the scan; inside it stand the actor and the environments alone. Observations
-    are normalised throughout by the statistics that the rollout started with, and added to them at its end.
+    What random numbers alone decide is drawn before the scan, the starts of episodes included; inside it stand the
+    actor and the environments alone. It takes two steps a turn, since a turn copies what it carries. Observations are
+    normalised throughout by the statistics that the rollout started with, and added to them at its end.
 
     Args:
       key: () typed key, used up here.
@@ -29,15 +30,17 @@ def collect(
     noise_key, step_key = jax.random.split(key)
     shape = (config.num_steps, config.num_envs)
     noise = network.actions.draw_noise(noise_key, shape)
-    step_keys = jax.random.split(step_key, shape)
+    prepared = jax.vmap(jax.vmap(env.prepare))(jax.random.split(step_key, shape))
     params = networks.rounded(network, state.params)
 
-    def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def step(carry: tuple[Any, ...], inputs: tuple[jax.Array, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env_state, obs, memory, episode_return, episode_length = carry
-        noise, keys = inputs
+        noise, prepared = inputs
         dist_params, action, memory = networks.act(network, params, state.obs_stats, obs, noise, memory)
         # The barrier keeps the environment from being computed again for each of the arrays that store a part of it.
-        env_step = jax.lax.optimization_barrier(jax.vmap(env.step)(keys, env_state, network.actions.to_env(action)))
+        env_step = jax.lax.optimization_barrier(
+            jax.vmap(env.advance)(prepared, env_state, network.actions.to_env(action))
+        )
         episode_return += env_step.reward
         episode_length += 1
         ended = env_step.terminated | env_step.truncated
@@ -54,7 +57,7 @@ def collect(
         return next_carry, (obs, env_step.final_obs, action, reals, counts)
 
     carry = (state.env_state, state.obs, state.memory.actor, state.episode_return, state.episode_length)
-    carry, stored = jax.lax.scan(step, carry, (noise, step_keys))
+    carry, stored = jax.lax.scan(step, carry, (noise, prepared), unroll=2)
     obs, final_obs, action, reals, counts = stored
     dist_params, reward, episode_return = reals[..., :-2], reals[..., -2], reals[..., -1]
     terminated, truncated, episode_length = counts[..., 0] > 0, counts[..., 1] > 0, counts[..., 2]

@@ -2,6 +2,7 @@
 
 from purejaxppo.ops.advantages import discounted_sums, gae, standardize
 from purejaxppo.ops.kl import adapt_kl_coef, kl_categorical, kl_k1, kl_k2, kl_k3, kl_normal
+from purejaxppo.ops.optimizer import clipped_adam
 from purejaxppo.ops.stats import (
     Moments,
     clip_fraction,
@@ -23,6 +24,7 @@ __all__ = [
     "adapt_kl_coef",
     "backtracking_line_search",
     "clip_fraction",
+    "clipped_adam",
     "clipped_surrogate",
     "clipped_value_loss",
     "conjugate_gradient",

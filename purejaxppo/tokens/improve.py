@@ -23,11 +23,7 @@ class Losses(NamedTuple):
 
 def make_optimizer(hparams: TokenHParams, learning_rate: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Adam on gradients clipped by their global norm."""
-    return optax.chain(
-        optax.clip_by_global_norm(hparams.max_grad_norm),
-        optax.scale_by_adam(eps=hparams.adam_eps),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    return ops.clipped_adam(learning_rate, hparams.max_grad_norm, hparams.adam_eps)
 
 
 def improve(

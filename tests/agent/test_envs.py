@@ -258,3 +258,37 @@ import gymnax.environments.bsuite.catch as catch, gymnax.environments.misc.pong 
 print(catch.plt.__name__, callable(catch.plt.subplots), callable(pong.sns.color_palette))
 """
     assert run_python(code, timeout=60).splitlines() == ["[]", "matplotlib.pyplot True True"]
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILTIN) - {"MNISTBandit-bsuite"}))
+def test_a_step_in_two_parts_is_the_step_of_gymnax(name):
+    """With episodes of four steps, so that every fourth resets."""
+    short = (("max_steps_in_episode", 4),)
+    try:
+        env, (gymnax_env, params) = envs.make(name, short), envs._construct(name, dict(short))
+    except (TypeError, ValueError):
+        env, (gymnax_env, params) = envs.make(name), envs._construct(name, {})
+    unflatten = envs._actions(name, gymnax_env.action_space(params))[1]
+
+    @jax.jit
+    def both(key):
+        actions = np.zeros(len(env.actions.low), np.float32) if isinstance(env.actions, envs.Box) else np.int32(0)
+
+        def step(carry, key):
+            ours, theirs = carry
+            result = env.step(key, ours, actions)
+            obs, theirs, reward, terminated, truncated, info = gymnax_env.step(key, theirs, unflatten(actions), params)
+            del obs, info
+            return (result.state, theirs), (
+                (result.state, result.reward, result.terminated, result.truncated),
+                (theirs, reward, terminated, truncated),
+            )
+
+        first_key, key = jax.random.split(key)
+        (_, ours), (_, theirs) = env.reset(first_key), gymnax_env.reset(first_key, params)
+        theirs = envs._strong(theirs)
+        return jax.lax.scan(step, (ours, theirs), jax.random.split(key, 9))[1]
+
+    ours, theirs = both(jax.random.key(3))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -127,7 +127,7 @@ def adapted(kl_coef, kl, hparams):
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 3.0])
 def test_the_coefficient_of_every_update_follows_the_kl_of_the_last(factor):
-    hparams = ppo.HParams(learning_rate=0.01, clip_eps=np.inf, kl_coef=0.5, kl_target=0.003, kl_coef_factor=factor)
+    hparams = ppo.HParams(learning_rate=0.03, clip_eps=np.inf, kl_coef=0.5, kl_target=0.003, kl_coef_factor=factor)
     state, metrics = compiled_train(LONG)(floats(hparams), KEY)
     expected = [hparams.kl_coef]
     for kl in metrics.exact_kl:

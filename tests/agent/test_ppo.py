@@ -233,6 +233,14 @@ def test_permutations_put_every_sample_everywhere():
         np.testing.assert_allclose(np.bincount(orders[:, position], minlength=4) / 4000, 0.25, atol=0.035)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 2**16, 2**16 + 1])
+def test_permutations_of_any_size_are_permutations(size):
+    (order,) = np.asarray(permutations(jax.random.key(0), 1, size))
+    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+    if size > 3:
+        assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 4 / size**0.5
+
+
 @pytest.fixture(scope="module")
 def kl_after():
     """The KL estimate after 1, 2, 3, 4 epochs, nothing stopping them; it grows."""

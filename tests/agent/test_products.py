@@ -55,6 +55,18 @@ def test_values_and_all_gradients_are_those_of_the_plain_formula(activation):
         assert_close(derivatives(ours, *arguments), derivatives(expected, *arguments))
 
 
+@pytest.mark.parametrize("product", [products.plain, products.reverse])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_for_a_cpu_and_their_gradients_are_those_of_the_plain_formula(product, shape):
+    for batch in [(5,), (2, 3), ()]:
+        x, kernel, _ = inputs(shape, batch)
+        derivatives = jax.jit(jax.value_and_grad(functools.partial(objective, product), (0, 1)))
+        expected = jax.value_and_grad(functools.partial(objective, jnp.matmul), (0, 1))
+        assert_close(derivatives(x, kernel), expected(x, kernel))
+    several = tuple(jnp.stack([leaf, 2 * leaf]) for leaf in inputs(shape)[:2])
+    assert_close(jax.vmap(derivatives)(*several), jax.vmap(expected)(*several))
+
+
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_forward_derivatives_and_products_with_the_hessian_are_too(shape):
     arguments = inputs(shape)
@@ -87,12 +99,12 @@ def test_slopes_are_the_derivatives_of_activations(activation):
     np.testing.assert_allclose(products.SLOPES[activation](function(x)), jax.vmap(jax.grad(function))(x), atol=2e-6)
 
 
-@pytest.mark.parametrize("few_passes", [False, True])
+@pytest.mark.parametrize("form", ["plain", "reverse", "few_passes"])
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_bfloat16_rounds_products_and_activations_and_nothing_else(shape, few_passes):
+def test_bfloat16_rounds_products_and_activations_and_nothing_else(shape, form):
     x, kernel, bias = inputs(shape)
     bfloat16 = jnp.bfloat16
-    layer = layers.Dense(shape[1], activation="tanh", dtype=bfloat16, out_dtype=bfloat16, few_passes=few_passes)
+    layer = layers.Dense(shape[1], activation="tanh", dtype=bfloat16, out_dtype=bfloat16, form=form)
 
     def apply(kernel, bias):
         return layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
@@ -102,7 +114,7 @@ def test_bfloat16_rounds_products_and_activations_and_nothing_else(shape, few_pa
     assert outputs.dtype == bfloat16
     # Products of rounded inputs are exact in float32, and so is their sum to its own rounding: half a unit of bfloat16.
     expected = plain(*rounded, bias, "tanh")
-    if few_passes and shape[0] <= products.FEW:
+    if form == "few_passes" and shape[0] <= products.FEW:
         expected = plain(*rounded, bias.astype(bfloat16).astype(jnp.float32), "tanh")
     np.testing.assert_allclose(outputs.astype(jnp.float32), expected, rtol=2**-8)
     total = lambda *weights: jnp.sum(apply(*weights).astype(jnp.float32))  # noqa: E731
