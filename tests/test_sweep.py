@@ -334,6 +334,18 @@ except RuntimeError:
 """
 
 
+@pytest.mark.parametrize(("arguments", "devices"), [("at_most=1", 1), ("at_least=3", 3), ("3, at_most=3", 3)])
+def test_cores_have_bounds(arguments, devices):
+    program = f"import jax, purejaxppo as ppo; ppo.use_all_cores({arguments}); print(len(jax.devices()))"
+    assert run_python(program, timeout=60).strip() == str(devices)
+
+
+@pytest.mark.parametrize(("at_least", "at_most", "allowed"), [(1, 0, 1), (3, 2, 3)])
+def test_bounds_of_cores_that_exclude_each_other_are_refused(at_least, at_most, allowed):
+    with pytest.raises(ValueError, match=f"at_most = {at_most}: must be at least {allowed}"):
+        ppo.use_all_cores(at_least, at_most)
+
+
 def test_all_cores_can_be_asked_for_after_the_import_and_not_later():
     devices, *_ = run_python(CORES_PROGRAM, timeout=60).split()
     assert int(devices) == len(os.sched_getaffinity(0))
