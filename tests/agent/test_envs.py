@@ -260,7 +260,19 @@ print(catch.plt.__name__, callable(catch.plt.subplots), callable(pong.sns.color_
     assert run_python(code, timeout=60).splitlines() == ["[]", "matplotlib.pyplot True True"]
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILTIN) - {"MNISTBandit-bsuite"}))
+FEW_TO_STEP = ["CartPole-v1", "Pendulum-v1", "Catch-bsuite", "DeepSea-bsuite", "Freeway-MinAtar"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *FEW_TO_STEP,
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in sorted(set(BUILTIN) - {*FEW_TO_STEP, "MNISTBandit-bsuite"})
+        ),
+    ],
+)
 def test_a_step_in_two_parts_is_the_step_of_gymnax(name):
     """With episodes of four steps, so that every fourth resets."""
     short = (("max_steps_in_episode", 4),)
