@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MASK = "action_mask"  # the entry of a dictionary of observations that says which actions are allowed
+DRAWING = ("seaborn", "matplotlib", "matplotlib.pyplot", "matplotlib.colors")  # what gymnax's environments import
 MAX_PREPARED = 64  # numbers that a step may bring along of where it would reset to
 UNBOUNDED = 1e30  # spaces say "no bound" by an infinity or by the largest float32
 
@@ -169,7 +170,10 @@ class _Deferred(types.ModuleType):
     """A module that is loaded when something of it is first used."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        if name.startswith("__"):  # asked for by what imports it
+            raise AttributeError(name)
+        part = sys.modules.get(f"{self.__name__}.{name}")
+        return getattr(importlib.import_module(self.__name__), name) if part is None else part
 
 
 def comes_with_gymnax(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> bool:
@@ -180,7 +184,7 @@ def comes_with_gymnax(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -
 
 def _import_gymnax() -> Any:
     """gymnax, without the second that it would spend on loading what its environments draw themselves with."""
-    deferred = {name: _Deferred(name) for name in ("seaborn", "matplotlib.pyplot") if name not in sys.modules}
+    deferred = {name: _Deferred(name) for name in DRAWING if name not in sys.modules}
     sys.modules |= deferred
     try:
         return importlib.import_module("gymnax")
