@@ -4,12 +4,14 @@ A kind says how many parameters a distribution has, P, what those stand for, and
 was drawn before: `sample` at noise zero gives the mode. What it samples is stored, and its `log_prob` is of that;
 `to_env` makes of it what the environment takes. So a normal action is stored as it was drawn, and clipped or squashed
 to the bounds for the environment alone: log-probabilities at sampling and at learning are of the same number.
+
+distrax, which imports TensorFlow Probability, is imported on first use: half a second that categorical policies, which
+most are, do not need.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,9 @@ import numpy as np
 from purejaxppo import ops
 from purejaxppo.agent.envs import Box, Discrete, MultiDiscrete
 from purejaxppo.config import Config
+
+if TYPE_CHECKING:
+    import distrax
 
 # The policy keeps its log standard deviations in here, where float32 still tells an action from the mean.
 MIN_LOG_STD, MAX_LOG_STD = -10.0, 10.0
@@ -32,9 +37,9 @@ class Categorical:
     def num_params(self) -> int:
         return self.num_actions
 
-    def distribution(self, dist_params: jax.Array) -> distrax.Categorical:
+    def distribution(self, dist_params: jax.Array) -> "Choice":
         """dist_params [..., P] -> log_prob(action) [...] and entropy() [...], nats."""
-        return distrax.Categorical(logits=dist_params)
+        return Choice(dist_params)
 
     def kl(self, old_dist_params: jax.Array, new_dist_params: jax.Array) -> jax.Array:
         """The exact KL(old || new) of two [..., P], [...] float32, nats."""
@@ -56,6 +61,23 @@ class Categorical:
         return action
 
 
+class Choice(NamedTuple):
+    """A categorical choice; a logit of -inf is of what is never taken."""
+
+    logits: jax.Array  # [..., A] float32, up to a constant
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """[...] int32 -> [...], nats."""
+        taken = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
+        return jnp.sum(jax.nn.log_softmax(self.logits), axis=-1, where=taken)
+
+    def entropy(self) -> jax.Array:
+        """[...], nats."""
+        log_probs = jax.nn.log_softmax(self.logits)
+        probs = jnp.exp(log_probs)
+        return -jnp.sum(probs * jnp.where(probs > 0, log_probs, 0.0), axis=-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class MultiCategorical:
     """One of `sizes[d]` for each component d; dist_params are all logits in turn; an action is [..., D] int32."""
@@ -72,7 +94,7 @@ class MultiCategorical:
 
     def distribution(self, dist_params: jax.Array) -> "Components":
         """dist_params [..., P] -> log_prob(action) and entropy(), both summed over the components, [...], nats."""
-        return Components([distrax.Categorical(logits=logits) for logits in self.components(dist_params)])
+        return Components([Choice(logits) for logits in self.components(dist_params)])
 
     def kl(self, old_dist_params: jax.Array, new_dist_params: jax.Array) -> jax.Array:
         """The exact KL(old || new) of two [..., P], [...] float32, nats."""
@@ -96,7 +118,7 @@ class MultiCategorical:
 class Components(NamedTuple):
     """Independent categorical choices made at once."""
 
-    parts: list[distrax.Categorical]
+    parts: list[Choice]
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """[..., D] -> [...], the sum over the components."""
@@ -124,8 +146,10 @@ class Normal:
     def num_params(self) -> int:
         return 2 * len(self.low)
 
-    def distribution(self, dist_params: jax.Array) -> distrax.Independent:
+    def distribution(self, dist_params: jax.Array) -> "distrax.Independent":
         """dist_params [..., P] -> log_prob(action) and entropy(), both summed over the dimensions, [...], nats."""
+        import distrax
+
         mean, log_std = jnp.split(dist_params, 2, axis=-1)
         return distrax.Independent(distrax.Normal(mean, jnp.exp(log_std)), 1)
 
@@ -170,6 +194,8 @@ class Squashed(NamedTuple):
 
     def log_prob(self, pre_tanh: jax.Array) -> jax.Array:
         """log density of tanh(pre_tanh), [...]: log N(u) - sum_d log(1 - tanh(u_d)^2), never taken from tanh itself."""
+        import distrax
+
         normal = distrax.Normal(self.mean, jnp.exp(self.log_std))
         return jnp.sum(normal.log_prob(pre_tanh) - log_slope(pre_tanh), axis=-1)
 
@@ -179,6 +205,8 @@ class Squashed(NamedTuple):
         There is no closed form. The quadrature is within 1e-4 nats a dimension for standard deviations up to 1, 0.004
         up to 2 and 0.03 up to 3; it takes no random numbers and has a gradient.
         """
+        import distrax
+
         nodes, weights = np.polynomial.hermite_e.hermegauss(16)
         std = jnp.exp(self.log_std)
         pre_tanh = self.mean[..., None] + std[..., None] * jnp.asarray(nodes, jnp.float32)
@@ -211,6 +239,8 @@ def make(config: Config, name: str, actions: Discrete | MultiDiscrete | Box) -> 
 
 def log_slope(pre_tanh: jax.Array) -> jax.Array:
     """log(1 - tanh(u)^2) per element, exact where tanh has rounded to 1."""
+    import distrax
+
     return distrax.Tanh().forward_log_det_jacobian(pre_tanh)
 
 

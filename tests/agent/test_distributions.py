@@ -40,6 +40,30 @@ def test_samples_do_not_depend_on_a_shift_of_the_logits():
     np.testing.assert_array_equal(THREE.sample(logits, noise), THREE.sample(logits + 4.0, noise))
 
 
+def test_the_log_probability_and_entropy_of_a_choice_are_those_of_its_probabilities():
+    probabilities = np.array([[0.5, 0.3, 0.2], [0.01, 0.01, 0.98]])
+    policy = THREE.distribution(jnp.log(probabilities) + jnp.array([[3.0], [-200.0]]))
+    for action in range(3):
+        expected = np.log(probabilities[:, action])
+        np.testing.assert_allclose(policy.log_prob(jnp.array([action, action])), expected, rtol=1e-4)
+    np.testing.assert_allclose(policy.entropy(), scipy.stats.entropy(probabilities, axis=1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("impossible", [-np.inf, -1e9])
+def test_what_is_never_chosen_leaves_finite_values_and_gradients(impossible):
+    logits = jnp.array([0.0, impossible, np.log(3.0)])
+    policy = THREE.distribution(logits)
+    np.testing.assert_allclose(policy.log_prob(jnp.array(2)), np.log(0.75), rtol=1e-6)
+    np.testing.assert_allclose(policy.entropy(), scipy.stats.entropy([0.25, 0.75]), rtol=1e-6)
+    assert policy.log_prob(jnp.array(1)) <= -1e9
+    of_log_prob = jax.grad(lambda logits: THREE.distribution(logits).log_prob(jnp.array(2)))(logits)
+    np.testing.assert_allclose(of_log_prob, [-0.25, 0.0, 0.25], atol=1e-6)
+    # dH / dlogit_a = -p_a (log p_a + H)
+    entropy = scipy.stats.entropy([0.25, 0.75])
+    expected = [-0.25 * (np.log(0.25) + entropy), 0.0, -0.75 * (np.log(0.75) + entropy)]
+    np.testing.assert_allclose(jax.grad(lambda x: THREE.distribution(x).entropy())(logits), expected, atol=1e-6)
+
+
 def test_zero_noise_gives_the_mode():
     logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [-3.0, -2.0, -1.0]])
     np.testing.assert_array_equal(THREE.sample(logits, jnp.zeros((3, 3))), [1, 0, 2])
