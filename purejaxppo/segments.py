@@ -20,30 +20,43 @@ from purejaxppo.train import evaluate
 from purejaxppo.types import Episodes, TrainState
 
 if TYPE_CHECKING:
-    from purejaxppo.kinds import AnyConfig, AnyHParams, AnyMetrics, AnyState
+    from purejaxppo.kinds import AnyConfig, AnyState
 
 NOT_A_SEED = 2**32 - 1  # keys of evaluations descend from it, those of the runs from their indices
-NUM_SEGMENTS = 40  # of a short run
-MAX_CAPACITY = 1000  # updates of a segment, whose metrics wait on the devices
+SEGMENT_SECONDS = 1.0  # at most, if an update is shorter; the host's part takes about a hundredth of it
+MAX_CAPACITY = 1000  # updates of a segment
+MAX_WAITING = 2**20  # updates of all runs of a segment, whose metrics wait on the devices
+TYPES = {"num_episodes": np.int32, "num_epochs": np.int32, "all_finite": np.bool_}  # other metrics are float32
 BUFFERS = ("argument_size_in_bytes", "temp_size_in_bytes", "output_size_in_bytes")
 
 
 class Programs(NamedTuple):
-    """The compiled programs of a chunk."""
+    """The compiled programs of a chunk.
 
-    start: Any  # (hparams, keys) -> state, leaves [num_runs, ...]
-    segment: Any  # (num_updates, hparams, state) -> (state, metrics [num_runs, capacity]); the state is donated
+    Of many small arrays each costs a program kernels: they take hyperparameters as one array, [num_runs, fields]
+    float32, and return the metrics of a segment as one, [num_runs, capacity, fields] int32, of the bits of each.
+    """
+
+    start: Any  # (key of the sweep, hparams, seeds [num_runs]) -> state, leaves [num_runs, ...]
+    segment: Any  # (num_updates, hparams, state) -> (state, metrics); the state is donated
     evaluate: Any  # (keys, state) -> Episodes [num_runs, E]; None if it was not asked for
     num_bytes: int  # that a device needs
 
 
-def capacity(num_updates: int) -> int:
-    """Updates of the longest segment of a run: a fortieth of a short one."""
-    return min(MAX_CAPACITY, -(-num_updates // NUM_SEGMENTS))
+def capacity(num_updates: int, num_runs: int) -> int:
+    """Updates of the longest segment of `num_runs` runs side by side: all of a short run."""
+    return min(num_updates, MAX_CAPACITY, max(1, MAX_WAITING // num_runs))
+
+
+def next_length(seconds_per_update: float | None, most: int) -> int:
+    """Updates of the next segment: what lasts `SEGMENT_SECONDS`; one, if nobody knows yet how long an update takes."""
+    if seconds_per_update is None:
+        return 1
+    return max(1, min(most, int(SEGMENT_SECONDS / max(seconds_per_update, 1e-9))))
 
 
 def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -> Programs:
-    """Compiles what the training of chunks of this shape needs, side by side.
+    """Compiles what the training of chunks of this shape needs, each program while the next is traced.
 
     Args:
       config: of the runs.
@@ -52,33 +65,38 @@ def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -
     """
     kind = kinds.of(config)
     on_devices = functools.partial(shard, shape.mesh, shape.width, num_by_run=2)
-    scalars = jax.ShapeDtypeStruct((shape.num_runs,), np.float32)
-    hparams = kind.hparams(*(scalars for _ in kind.hparams._fields))
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape.num_runs))
-    start = on_devices(functools.partial(kind.init, config)).lower(hparams, keys)
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start.out_info)
-    segment = on_devices(functools.partial(_segment, config), num_shared=1, donate=(2,))
-    lowered = [start, segment.lower(jax.ShapeDtypeStruct((), np.int32), hparams, state)]
-    if num_episodes:
-        evaluation = functools.partial(_evaluate, config, num_episodes, True)
-        lowered.append(on_devices(evaluation).lower(keys, state))
+    hparams = jax.ShapeDtypeStruct((shape.num_runs, len(kind.hparams._fields)), np.float32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        compiled = list(pool.map(lambda program: program.compile(), lowered))
+        seeds = jax.ShapeDtypeStruct((shape.num_runs,), np.uint32)
+        start = on_devices(functools.partial(_start, config), num_shared=1).lower(key, hparams, seeds)
+        compiling = [pool.submit(start.compile)]
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start.out_info)
+        most = capacity(config.num_updates, shape.num_runs)
+        segment = on_devices(functools.partial(_segment, config, most), num_shared=1, donate=(2,))
+        lowered = segment.lower(jax.ShapeDtypeStruct((), np.int32), hparams, state)
+        compiling.append(pool.submit(lowered.compile))
+        if num_episodes:
+            keys = jax.ShapeDtypeStruct((shape.num_runs,), key.dtype)
+            evaluation = on_devices(functools.partial(_evaluate, config, num_episodes, True))
+            compiling.append(pool.submit(evaluation.lower(keys, state).compile))
+        compiled = [program.result() for program in compiling]
     memory = compiled[1].memory_analysis()
     num_bytes = sum(getattr(memory, name) for name in BUFFERS) - memory.alias_size_in_bytes
     return Programs(compiled[0], compiled[1], compiled[2] if num_episodes else None, int(num_bytes))
 
 
-def begin(chunk: Chunk, programs: Programs) -> tuple[Any, Any]:
-    """Hyperparameters and states of the runs before their first update, on the devices."""
-    hparams, keys = jax.device_put(_inputs(chunk), _by_run(chunk))
-    return hparams, programs.start(hparams, keys)
+def begin(chunk: Chunk, programs: Programs) -> tuple[jax.Array, Any]:
+    """Hyperparameters [num_runs, fields] and states of the runs before their first update, on the devices."""
+    key = jax.device_put(jax.random.key(chunk.seed), NamedSharding(chunk.shape.mesh, PartitionSpec()))
+    hparams, seeds = jax.device_put(_pad(chunk, (_stacked(chunk), chunk.seeds.astype(np.uint32))), _by_run(chunk))
+    return hparams, programs.start(key, hparams, seeds)
 
 
-def put(chunk: Chunk, state: "AnyState") -> tuple[Any, Any]:
+def put(chunk: Chunk, state: "AnyState") -> tuple[jax.Array, Any]:
     """Hyperparameters and states of runs that `take` brought to the host, back on the devices."""
     keyed = state._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
-    return jax.device_put(_pad(chunk, (chunk.hparams, keyed)), _by_run(chunk))
+    return jax.device_put(_pad(chunk, (_stacked(chunk), keyed)), _by_run(chunk))
 
 
 def take(chunk: Chunk, state: Any) -> Any:
@@ -96,7 +114,7 @@ def state_shapes(chunk: Chunk) -> Any:
 
 
 def advance(
-    chunk: Chunk, programs: Programs, hparams: "AnyHParams", state: "AnyState", num_updates: int
+    chunk: Chunk, programs: Programs, hparams: jax.Array, state: "AnyState", num_updates: int
 ) -> tuple[Any, Any]:
     """One segment; `state` is gone afterwards.
 
@@ -104,8 +122,8 @@ def advance(
       The state after it, and metrics with NumPy leaves [n, num_updates].
     """
     length = jax.device_put(np.int32(num_updates), NamedSharding(chunk.shape.mesh, PartitionSpec()))
-    state, metrics = programs.segment(length, hparams, state)
-    return state, jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chunk.seeds), :num_updates], metrics)
+    state, words = programs.segment(length, hparams, state)
+    return state, _metrics(chunk, np.asarray(words)[: len(chunk.seeds), :num_updates])
 
 
 def evaluate_runs(chunk: Chunk, programs: Programs, state: TrainState, update_index: int) -> Episodes:
@@ -145,33 +163,52 @@ def evaluation_keys(seed: int, seeds: np.ndarray, index: int) -> jax.Array:
     return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.asarray(seeds, jnp.uint32))
 
 
+def _start(config: "AnyConfig", key: jax.Array, hparams: jax.Array, seed: jax.Array) -> "AnyState":
+    """A run before its first update; the keys of all runs descend from that of the sweep."""
+    kind = kinds.of(config)
+    return kind.init(config, kind.hparams(*hparams), jax.random.fold_in(key, seed))
+
+
 def _segment(
-    config: "AnyConfig", num_updates: jax.Array, hparams: "AnyHParams", state: "AnyState"
-) -> tuple["AnyState", "AnyMetrics"]:
-    """`run` of a number of updates, () int32, that is known only when it runs; metrics [capacity], zeros behind."""
-    most = capacity(config.num_updates)
-    # Traced once for the shapes and the loop.
-    one_update = jax.jit(functools.partial(kinds.of(config).update, config), inline=True)
-    one = jax.eval_shape(one_update, hparams, state)[1]
-    blank = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), one)
+    config: "AnyConfig", most: int, num_updates: jax.Array, hparams: jax.Array, state: "AnyState"
+) -> tuple["AnyState", jax.Array]:
+    """`run` of a number of updates, () int32, that is known only when it runs; metrics [most, fields], zeros behind."""
+    kind = kinds.of(config)
 
-    def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        state, metrics = carry
-        state, latest = one_update(hparams, state)
-        return state, jax.tree.map(lambda whole, leaf: whole.at[index].set(leaf), metrics, latest)
+    def step(index: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        state, words = carry
+        state, metrics = kind.update(config, kind.hparams(*hparams), state)
+        return state, words.at[index].set(jnp.stack([_word(leaf) for leaf in metrics]))
 
+    blank = jnp.zeros((most, len(kind.metrics._fields)), jnp.int32)
     return jax.lax.fori_loop(0, num_updates, step, (state, blank))
+
+
+def _word(x: jax.Array) -> jax.Array:
+    """The bits of a number."""
+    return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+
+
+def _metrics(chunk: Chunk, words: np.ndarray) -> Any:
+    """The metrics whose bits are [n, updates, fields], leaves [n, updates]."""
+    fields = kinds.of(chunk.config).metrics._fields
+    columns = dict(zip(fields, np.ascontiguousarray(np.moveaxis(words, -1, 0)), strict=True))
+    return kinds.of(chunk.config).metrics(
+        **{name: _number(column, TYPES.get(name, np.float32)) for name, column in columns.items()}
+    )
+
+
+def _number(word: np.ndarray, dtype: Any) -> np.ndarray:
+    return word.view(np.float32) if dtype is np.float32 else word.astype(dtype)
 
 
 def _evaluate(config: Any, num_episodes: int, deterministic: bool, key: jax.Array, state: TrainState) -> Episodes:
     return evaluate(config, state, key, num_episodes, deterministic)
 
 
-def _inputs(chunk: Chunk) -> Any:
-    """Hyperparameters and keys of the runs, padded, [num_runs]; the keys are those of `sweep`."""
-    key = jax.random.key(chunk.seed)
-    keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.asarray(chunk.seeds, jnp.uint32))
-    return _pad(chunk, (chunk.hparams, keys))
+def _stacked(chunk: Chunk) -> np.ndarray:
+    """Hyperparameters, [n, fields] float32."""
+    return np.stack([np.asarray(leaf, np.float32) for leaf in chunk.hparams], axis=-1)
 
 
 def _pad(chunk: Chunk, tree: Any) -> Any:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, Any], None]
 CompileGroup = Callable[[Any, Shape], Programs]
-TYPES = {"num_episodes": np.int32, "num_epochs": np.int32, "all_finite": np.bool_}  # other metrics are float32
 
 
 def fit(plan: Plan, num_bytes: int, compile_group: CompileGroup) -> Plan:
@@ -36,16 +35,20 @@ def train_chunk(programs: Programs, chunk: Chunk, progress: Progress | None = No
     Args:
       programs: of its group.
       chunk: the runs.
-      progress: called on the host about forty times with (steps since the last call, metrics of them).
+      progress: called on the host about every second with (steps since the last call, metrics of them).
 
     Returns:
       The padded final state, and metrics with NumPy leaves [n, num_updates].
     """
     num_updates = chunk.config.num_updates
     hparams, state = segments.begin(chunk, programs)
-    most, parts = segments.capacity(num_updates), []
-    for done in range(0, num_updates, most):
-        state, metrics = segments.advance(chunk, programs, hparams, state, min(most, num_updates - done))
+    most, seconds, done, parts = segments.capacity(num_updates, chunk.shape.num_runs), None, 0, []
+    while done < num_updates:
+        length = segments.next_length(seconds, min(most, num_updates - done))
+        started = time.perf_counter()
+        state, metrics = segments.advance(chunk, programs, hparams, state, length)
+        seconds = (time.perf_counter() - started) / length
+        done += length
         parts.append(metrics)
         if progress is not None:
             progress(metrics.learning_rate.size * chunk.config.batch_size, metrics)
@@ -64,7 +67,7 @@ def measure(programs: Programs, chunk: Chunk, num_steps: int = 2_000_000) -> flo
       Seconds an update of the whole chunk.
     """
     updates = num_steps // (chunk.config.batch_size * chunk.shape.num_runs)
-    length = max(1, min(segments.capacity(chunk.config.num_updates), updates))
+    length = max(1, min(segments.capacity(chunk.config.num_updates, chunk.shape.num_runs), updates))
     hparams, state = segments.begin(chunk, programs)
     started = time.perf_counter()
     segments.advance(chunk, programs, hparams, state, length)
@@ -127,5 +130,5 @@ def _metrics_shapes(plan: Plan) -> Any:
     """Shape and type of each leaf of a sweep's metrics, known without tracing a program."""
     shape = (len(plan.configs), plan.num_seeds, max(group.config.num_updates for group in plan.groups))
     kind = kinds.of(plan.hparams)
-    types = (TYPES.get(name, np.float32) for name in kind.metrics._fields)
+    types = (segments.TYPES.get(name, np.float32) for name in kind.metrics._fields)
     return kind.metrics._make(jax.ShapeDtypeStruct(shape, each) for each in types)

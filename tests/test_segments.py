@@ -1,5 +1,7 @@
 """Segments: where a run is cut, and what is looked at between, changes no bit of it."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ NUM_RUNS, NUM_EPISODES = 3, 4
 def fast_compilation():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "compiler_options", lambda mesh: {"xla_backend_optimization_level": "0"})
-        patch.setattr(segments, "capacity", lambda num_updates: 6)
+        patch.setattr(segments, "capacity", lambda num_updates, num_runs: 6)
         yield
 
 
@@ -85,8 +87,12 @@ def test_evaluations_change_nothing_and_their_episodes_are_those_of_evaluate(chu
     assert differs(found[4][0], found[6][0])
 
 
-def test_evaluations_draw_from_keys_of_their_own(chunk):
-    _, training = segments._inputs(chunk)
+def test_evaluations_draw_from_keys_of_their_own(chunk, programs):
+    sweep_key = jax.random.key(chunk.seed)
+    training = jax.vmap(functools.partial(jax.random.fold_in, sweep_key))(np.arange(NUM_RUNS))
+    begun = jax.random.key_data(segments.begin(chunk, programs)[1].key)[:NUM_RUNS]
+    expected = jax.random.key_data(jax.vmap(lambda key: ppo.init(CONFIG, HPARAMS, key).key)(training))
+    np.testing.assert_array_equal(begun, expected)
     evaluation = [segments.evaluation_keys(chunk.seed, chunk.seeds, index) for index in (0, 1, 6)]
     data = np.concatenate([np.asarray(jax.random.key_data(keys))[:NUM_RUNS] for keys in (training, *evaluation)])
     assert len(np.unique(data, axis=0)) == 4 * NUM_RUNS

@@ -34,9 +34,11 @@ def fast_compilation():
 
 @pytest.fixture(scope="module")
 def swept():
-    """Two settings of three seeds, with what was reported on the way."""
+    """Two settings of three seeds, with what was reported on the way: after each update."""
     reports = []
-    result = ppo.sweep(CONFIG, GRID, num_seeds=3, seed=5, keep_state=True, progress=reports.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "SEGMENT_SECONDS", 0.0)
+        result = ppo.sweep(CONFIG, GRID, num_seeds=3, seed=5, keep_state=True, progress=reports.append)
     return result, reports
 
 
@@ -153,14 +155,26 @@ def test_padding_reaches_no_result(num_runs, cpu_width, reference, monkeypatch):
 
 
 def test_segments_of_unequal_length_are_the_same_runs(swept, monkeypatch):
-    monkeypatch.setattr(segments, "capacity", lambda num_updates: 2)
-    programs.compile_group.cache_clear()
+    monkeypatch.setattr(segments, "SEGMENT_SECONDS", 1e9)
     reports = []
     result = ppo.sweep(CONFIG, GRID, num_seeds=3, seed=5, keep_state=True, progress=reports.append)
-    programs.compile_group.cache_clear()
-    assert [report.num_steps for report in reports] == [0, 192, 96, 0]
+    assert [report.num_steps for report in reports] == [0, 96, 192, 0]
     assert_equal(result.metrics, swept[0].metrics)
     assert_equal(result.state, swept[0].state)
+
+
+def test_a_segment_lasts_a_second_however_long_the_run():
+    assert segments.next_length(None, 500) == 1
+    assert segments.next_length(0.1, 500) == 10
+    assert segments.next_length(1e-6, 500) == 500
+    assert segments.next_length(0.0, 500) == 500
+    assert segments.next_length(30.0, 500) == 1
+    assert segments.next_length(0.1, 3) == 3
+
+
+def test_metrics_that_wait_on_the_devices_are_bounded():
+    assert [segments.capacity(n, 1) for n in (1, 976, 10**6)] == [1, 976, 1000]
+    assert [segments.capacity(10**6, n) for n in (1000, 4096, 10**7)] == [1000, 256, 1]
 
 
 # Chunks

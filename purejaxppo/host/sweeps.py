@@ -200,7 +200,7 @@ def sweep(
       executor: "local", or "ray" for a cluster.
       ray_address: of the cluster; None starts Ray on this machine.
       keep_state: whether to keep the final states too (local, without a directory, and of one config only).
-      progress: called on the host at the start, about forty times a chunk, and at the end of each chunk.
+      progress: called on the host at the start, about every second, and at the end of each chunk.
 
     Returns:
       Metrics of all runs.

@@ -11,7 +11,7 @@ import numpy as np
 
 from purejaxppo import segments
 from purejaxppo.agent import envs
-from purejaxppo.config import HParams, check_size
+from purejaxppo.config import check_size
 from purejaxppo.host import checkpoints, loggers, memory
 from purejaxppo.host.checkpoints import Checkpoint, Found
 from purejaxppo.host.experiment import Experiment
@@ -19,10 +19,9 @@ from purejaxppo.host.programs import compiled
 from purejaxppo.host.signals import Noted
 from purejaxppo.host.sweeps import SweepResult
 from purejaxppo.plan import Chunk, Plan, make_plan
-from purejaxppo.segments import Programs, capacity
+from purejaxppo.segments import Programs
 from purejaxppo.types import TrainState
 
-SEGMENT_SECONDS = 2.0  # at most, if an update is shorter
 COST_FACTOR = 50  # writing a checkpoint takes at most a fiftieth of the time between two
 
 
@@ -172,13 +171,14 @@ def train(
 
 
 def pieces(
-    chunk: Chunk, programs: Programs, hparams: HParams, state: TrainState, done: int, eval_every: int
+    chunk: Chunk, programs: Programs, hparams: jax.Array, state: TrainState, done: int, eval_every: int
 ) -> Iterator[Piece]:
     """The segments of all runs from update `done` on. Their lengths follow the clock and change no number."""
     num_updates, per_update = chunk.config.num_updates, None
+    most = segments.capacity(num_updates, chunk.shape.num_runs)
     while done < num_updates:
         stop = min(num_updates, (done // eval_every + 1) * eval_every) if eval_every else num_updates
-        length = segment_length(per_update, min(capacity(num_updates), stop - done))
+        length = segments.next_length(per_update, min(most, stop - done))
         started = time.perf_counter()
         state, metrics = segments.advance(chunk, programs, hparams, state, length)
         per_update = (time.perf_counter() - started) / length
@@ -190,13 +190,6 @@ def pieces(
             episodes = segments.evaluate_runs(chunk, programs, state, done)
             values["eval_return"][:, -1] = episodes.episode_return.mean(1)
         yield Piece(done, state, values)
-
-
-def segment_length(seconds_per_update: float | None, most: int) -> int:
-    """Updates of the next segment: what lasts `SEGMENT_SECONDS`; one, if nobody knows yet how long an update takes."""
-    if seconds_per_update is None:
-        return 1
-    return max(1, min(most, int(SEGMENT_SECONDS / max(seconds_per_update, 1e-9))))
 
 
 class Record:
@@ -253,7 +246,7 @@ def _compile(chunk: Chunk, experiment: Experiment) -> Programs:
     return programs
 
 
-def _begin(chunk: Chunk, programs: Programs, beginning: Checkpoint | None) -> tuple[HParams, TrainState]:
+def _begin(chunk: Chunk, programs: Programs, beginning: Checkpoint | None) -> tuple[jax.Array, TrainState]:
     if beginning is None:
         return segments.begin(chunk, programs)
     return segments.put(chunk, checkpoints.unflatten(beginning.state, segments.state_shapes(chunk)))

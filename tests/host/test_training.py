@@ -39,7 +39,7 @@ NUM_UPDATES = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Every program is compiled once, quickly, for the devices that the tests began with."""
+    """Every program is compiled once, quickly, for the devices that the tests began with; an update is a segment."""
     compiled, compile_programs = {}, segments.compile_programs
 
     def once(*what):
@@ -50,6 +50,7 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "compiler_options", lambda mesh: {"xla_backend_optimization_level": "0"})
         patch.setattr(segments, "compile_programs", once)
+        patch.setattr(segments, "SEGMENT_SECONDS", 0.0)
         patch.setattr("purejaxppo.use_all_cores", lambda at_least=1: None)
         yield
 
@@ -377,16 +378,6 @@ def test_a_directory_that_cannot_be_written_to_is_refused(finished, small, tmpfs
 
 
 # Pace
-
-
-def test_a_segment_lasts_seconds_however_long_the_run():
-    assert training.segment_length(None, 500) == 1
-    assert training.segment_length(0.1, 500) == 20
-    assert training.segment_length(1e-6, 500) == 500
-    assert training.segment_length(0.0, 500) == 500
-    assert training.segment_length(30.0, 500) == 1
-    assert training.segment_length(0.1, 3) == 3
-    assert [training.capacity(n) for n in (1, 40, 41, 976, 10**6)] == [1, 1, 2, 25, 1000]
 
 
 def test_a_checkpoint_that_takes_long_is_written_less_often(monkeypatch):

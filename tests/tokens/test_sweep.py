@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import purejaxppo as ppo
-from purejaxppo import kinds, results, tokens
+from purejaxppo import kinds, results, segments, tokens
 from purejaxppo.tokens import rlhf
 from purejaxppo.tokens.types import TokenMetrics
 from tests.helpers import assert_close, assert_equal
@@ -109,8 +108,7 @@ def test_static_axes_are_programs_of_their_own():
 
 def test_the_types_of_metrics_are_those_of_the_program():
     one = jax.eval_shape(functools.partial(rlhf.train, CONFIG), tokens.TokenHParams(), jax.random.key(0))[1]
-    engine = importlib.import_module("purejaxppo.sweep")
-    assert {name: engine.TYPES.get(name, np.float32) for name in one._fields} == {
+    assert {name: segments.TYPES.get(name, np.float32) for name in one._fields} == {
         name: leaf.dtype for name, leaf in one._asdict().items()
     }
 
