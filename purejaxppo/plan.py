@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CPU_WIDTH = 4
 # Unless the caller says how many runs: blocks of a device in a chunk, and environment steps of a device in a chunk.
 # Enough to be fast, few enough to save every few minutes.
-BLOCKS = 8
+BLOCKS = 32
 CHUNK_STEPS = 16_000_000
 
 

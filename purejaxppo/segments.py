@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from purejaxppo import kinds
 from purejaxppo.devices import RUNS, shard
@@ -34,7 +34,8 @@ class Programs(NamedTuple):
     """The compiled programs of a chunk.
 
     Of many small arrays each costs a program kernels: they take hyperparameters as one array, [num_runs, fields]
-    float32, and return the metrics of a segment as one, [num_runs, capacity, fields] int32, of the bits of each.
+    float32, and return the metrics of a segment as one, [num_runs, capacity, fields] int32, of the bits of each. Keys
+    are their data, [..., 2] uint32: JAX calls programs without typed ones faster.
     """
 
     start: Any  # (key of the sweep, hparams, seeds [num_runs]) -> state, leaves [num_runs, ...]
@@ -66,7 +67,7 @@ def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -
     kind = kinds.of(config)
     on_devices = functools.partial(shard, shape.mesh, shape.width, num_by_run=2)
     hparams = jax.ShapeDtypeStruct((shape.num_runs, len(kind.hparams._fields)), np.float32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.ShapeDtypeStruct((2,), np.uint32)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         seeds = jax.ShapeDtypeStruct((shape.num_runs,), np.uint32)
         start = on_devices(functools.partial(_start, config), num_shared=1).lower(key, hparams, seeds)
@@ -77,7 +78,7 @@ def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -
         lowered = segment.lower(jax.ShapeDtypeStruct((), np.int32), hparams, state)
         compiling.append(pool.submit(lowered.compile))
         if num_episodes:
-            keys = jax.ShapeDtypeStruct((shape.num_runs,), key.dtype)
+            keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape.num_runs))
             evaluation = on_devices(functools.partial(_evaluate, config, num_episodes, True))
             compiling.append(pool.submit(evaluation.lower(keys, state).compile))
         compiled = [program.result() for program in compiling]
@@ -88,28 +89,25 @@ def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -
 
 def begin(chunk: Chunk, programs: Programs) -> tuple[jax.Array, Any]:
     """Hyperparameters [num_runs, fields] and states of the runs before their first update, on the devices."""
-    key = jax.device_put(jax.random.key(chunk.seed), NamedSharding(chunk.shape.mesh, PartitionSpec()))
+    key = _key_data(chunk.seed, chunk.shape.mesh)
     hparams, seeds = jax.device_put(_pad(chunk, (_stacked(chunk), chunk.seeds.astype(np.uint32))), _by_run(chunk))
     return hparams, programs.start(key, hparams, seeds)
 
 
 def put(chunk: Chunk, state: "AnyState") -> tuple[jax.Array, Any]:
     """Hyperparameters and states of runs that `take` brought to the host, back on the devices."""
-    keyed = state._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
-    return jax.device_put(_pad(chunk, (_stacked(chunk), keyed)), _by_run(chunk))
+    return jax.device_put(_pad(chunk, (_stacked(chunk), state)), _by_run(chunk))
 
 
 def take(chunk: Chunk, state: Any) -> Any:
     """The states of the runs without the padding, NumPy leaves [n, ...]; of keys, their data."""
-    data = state._replace(key=jax.random.key_data(state.key))
-    return jax.tree.map(lambda leaf: np.array(leaf)[: len(chunk.seeds)], data)
+    return jax.tree.map(lambda leaf: np.array(leaf)[: len(chunk.seeds)], state)
 
 
 def state_shapes(chunk: Chunk) -> Any:
     """Shape and type of what `take` gives."""
     kind = kinds.of(chunk.config)
-    one = jax.eval_shape(functools.partial(kind.init, chunk.config), kind.hparams(), jax.random.key(0))
-    one = one._replace(key=jax.eval_shape(jax.random.key_data, one.key))
+    one = jax.eval_shape(lambda key: bare(kind.init(chunk.config, kind.hparams(), key)), jax.random.key(0))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(chunk.seeds), *leaf.shape), leaf.dtype), one)
 
 
@@ -121,8 +119,7 @@ def advance(
     Returns:
       The state after it, and metrics with NumPy leaves [n, num_updates].
     """
-    length = jax.device_put(np.int32(num_updates), NamedSharding(chunk.shape.mesh, PartitionSpec()))
-    state, words = programs.segment(length, hparams, state)
+    state, words = programs.segment(_length(num_updates, chunk.shape.mesh), hparams, state)
     return state, _metrics(chunk, np.asarray(words)[: len(chunk.seeds), :num_updates])
 
 
@@ -166,7 +163,8 @@ def evaluation_keys(seed: int, seeds: np.ndarray, index: int) -> jax.Array:
 def _start(config: "AnyConfig", key: jax.Array, hparams: jax.Array, seed: jax.Array) -> "AnyState":
     """A run before its first update; the keys of all runs descend from that of the sweep."""
     kind = kinds.of(config)
-    return kind.init(config, kind.hparams(*hparams), jax.random.fold_in(key, seed))
+    key = jax.random.fold_in(jax.random.wrap_key_data(key), seed)
+    return bare(kind.init(config, kind.hparams(*hparams), key))
 
 
 def _segment(
@@ -181,7 +179,29 @@ def _segment(
         return state, words.at[index].set(jnp.stack([_word(leaf) for leaf in metrics]))
 
     blank = jnp.zeros((most, len(kind.metrics._fields)), jnp.int32)
-    return jax.lax.fori_loop(0, num_updates, step, (state, blank))
+    state, words = jax.lax.fori_loop(0, num_updates, step, (keyed(state), blank))
+    return bare(state), words
+
+
+def keyed(state: Any) -> Any:
+    """`bare` states with typed keys again."""
+    return state._replace(key=jax.random.wrap_key_data(state.key))
+
+
+def bare(state: Any) -> Any:
+    """States with the data of their keys, as the programs take and return them."""
+    return state._replace(key=jax.random.key_data(state.key))
+
+
+@functools.lru_cache(maxsize=8)
+def _key_data(seed: int, mesh: Mesh) -> jax.Array:
+    """Of the key of a sweep, on every device. Kept, as is `_length`: to make it again takes a chunk milliseconds."""
+    return jax.device_put(jax.random.key_data(jax.random.key(seed)), NamedSharding(mesh, PartitionSpec()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _length(num_updates: int, mesh: Mesh) -> jax.Array:
+    return jax.device_put(np.int32(num_updates), NamedSharding(mesh, PartitionSpec()))
 
 
 def _word(x: jax.Array) -> jax.Array:
@@ -203,7 +223,7 @@ def _number(word: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def _evaluate(config: Any, num_episodes: int, deterministic: bool, key: jax.Array, state: TrainState) -> Episodes:
-    return evaluate(config, state, key, num_episodes, deterministic)
+    return evaluate(config, keyed(state), key, num_episodes, deterministic)
 
 
 def _stacked(chunk: Chunk) -> np.ndarray:

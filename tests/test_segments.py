@@ -90,7 +90,7 @@ def test_evaluations_change_nothing_and_their_episodes_are_those_of_evaluate(chu
 def test_evaluations_draw_from_keys_of_their_own(chunk, programs):
     sweep_key = jax.random.key(chunk.seed)
     training = jax.vmap(functools.partial(jax.random.fold_in, sweep_key))(np.arange(NUM_RUNS))
-    begun = jax.random.key_data(segments.begin(chunk, programs)[1].key)[:NUM_RUNS]
+    begun = segments.begin(chunk, programs)[1].key[:NUM_RUNS]
     expected = jax.random.key_data(jax.vmap(lambda key: ppo.init(CONFIG, HPARAMS, key).key)(training))
     np.testing.assert_array_equal(begun, expected)
     evaluation = [segments.evaluation_keys(chunk.seed, chunk.seeds, index) for index in (0, 1, 6)]

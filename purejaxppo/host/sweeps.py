@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purejaxppo import kinds, results
+from purejaxppo import kinds, results, segments
 from purejaxppo.host import chunks, cluster, memory
 from purejaxppo.host.programs import compile_group
 from purejaxppo.plan import Plan, make_plan
@@ -299,4 +299,4 @@ def _together(plan: Plan, states: Sequence[Any]) -> Any:
         whole = jnp.concatenate([leaf[:size] for leaf, size in zip(leaves, sizes, strict=True)])
         return whole.reshape(len(plan.configs), plan.num_seeds, *whole.shape[1:])
 
-    return jax.jit(lambda *states: jax.tree.map(merge, *states))(*states)  # one program, not several a leaf
+    return jax.jit(lambda *states: segments.keyed(jax.tree.map(merge, *states)))(*states)  # not a program a leaf

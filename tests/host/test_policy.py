@@ -46,7 +46,7 @@ def save(directory, config, update_index=1, returns=(1.0, 3.0, 2.0), seed=0):
     metrics["num_episodes"] += 1
     metrics["episode_return"][:, -1] = returns
     spaces = envs.spaces_to_mapping(envs.spaces_of(config.env, config.env_params))
-    taken = checkpoints.flatten(segments.take(chunk, state))
+    taken = checkpoints.flatten(segments.take(chunk, segments.bare(state)))
     checkpoints.write(directory, Checkpoint(experiment, update_index, taken, metrics, chunk.shape, spaces, 0.0), 9)
     _, transition = collect(state, jax.random.split(jax.random.key(1), NUM_RUNS))
     return state, transition
