@@ -38,7 +38,7 @@ class Programs(NamedTuple):
     are their data, [..., 2] uint32: JAX calls programs without typed ones faster.
     """
 
-    start: Any  # (key of the sweep, hparams, seeds [num_runs]) -> state, leaves [num_runs, ...]
+    start: Any  # (hparams, seeds [num_runs, 2]) -> state, leaves [num_runs, ...]
     segment: Any  # (num_updates, hparams, state) -> (state, metrics); the state is donated
     evaluate: Any  # (keys, state) -> Episodes [num_runs, E]; None if it was not asked for
     num_bytes: int  # that a device needs
@@ -67,10 +67,9 @@ def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -
     kind = kinds.of(config)
     on_devices = functools.partial(shard, shape.mesh, shape.width, num_by_run=2)
     hparams = jax.ShapeDtypeStruct((shape.num_runs, len(kind.hparams._fields)), np.float32)
-    key = jax.ShapeDtypeStruct((2,), np.uint32)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        seeds = jax.ShapeDtypeStruct((shape.num_runs,), np.uint32)
-        start = on_devices(functools.partial(_start, config), num_shared=1).lower(key, hparams, seeds)
+        seeds = jax.ShapeDtypeStruct((shape.num_runs, 2), np.uint32)
+        start = on_devices(functools.partial(_start, config)).lower(hparams, seeds)
         compiling = [pool.submit(start.compile)]
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start.out_info)
         most = capacity(config.num_updates, shape.num_runs)
@@ -89,9 +88,9 @@ def compile_programs(config: "AnyConfig", shape: Shape, num_episodes: int = 0) -
 
 def begin(chunk: Chunk, programs: Programs) -> tuple[jax.Array, Any]:
     """Hyperparameters [num_runs, fields] and states of the runs before their first update, on the devices."""
-    key = _key_data(chunk.seed, chunk.shape.mesh)
-    hparams, seeds = jax.device_put(_pad(chunk, (_stacked(chunk), chunk.seeds.astype(np.uint32))), _by_run(chunk))
-    return hparams, programs.start(key, hparams, seeds)
+    seeds = np.stack([np.full_like(chunk.seeds, chunk.seed % 2**32), chunk.seeds], axis=-1).astype(np.uint32)
+    hparams, seeds = jax.device_put(_pad(chunk, (_stacked(chunk), seeds)), _by_run(chunk))
+    return hparams, programs.start(hparams, seeds)
 
 
 def put(chunk: Chunk, state: "AnyState") -> tuple[jax.Array, Any]:
@@ -160,10 +159,10 @@ def evaluation_keys(seed: int, seeds: np.ndarray, index: int) -> jax.Array:
     return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.asarray(seeds, jnp.uint32))
 
 
-def _start(config: "AnyConfig", key: jax.Array, hparams: jax.Array, seed: jax.Array) -> "AnyState":
-    """A run before its first update; the keys of all runs descend from that of the sweep."""
+def _start(config: "AnyConfig", hparams: jax.Array, seeds: jax.Array) -> "AnyState":
+    """A run before its first update, from the sweep's seed and the run's own, [2] uint32."""
     kind = kinds.of(config)
-    key = jax.random.fold_in(jax.random.wrap_key_data(key), seed)
+    key = jax.random.fold_in(jax.random.key(seeds[0]), seeds[1])
     return bare(kind.init(config, kind.hparams(*hparams), key))
 
 
@@ -193,14 +192,9 @@ def bare(state: Any) -> Any:
     return state._replace(key=jax.random.key_data(state.key))
 
 
-@functools.lru_cache(maxsize=8)
-def _key_data(seed: int, mesh: Mesh) -> jax.Array:
-    """Of the key of a sweep, on every device. Kept, as is `_length`: to make it again takes a chunk milliseconds."""
-    return jax.device_put(jax.random.key_data(jax.random.key(seed)), NamedSharding(mesh, PartitionSpec()))
-
-
 @functools.lru_cache(maxsize=1024)
 def _length(num_updates: int, mesh: Mesh) -> jax.Array:
+    """On every device. Kept: to bring it there again takes milliseconds, as Python does after seconds of XLA."""
     return jax.device_put(np.int32(num_updates), NamedSharding(mesh, PartitionSpec()))
 
 

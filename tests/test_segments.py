@@ -98,6 +98,15 @@ def test_evaluations_draw_from_keys_of_their_own(chunk, programs):
     assert len(np.unique(data, axis=0)) == 4 * NUM_RUNS
 
 
+def test_the_seed_of_a_sweep_is_that_of_its_key_however_large(programs):
+    for seed in (0, 5, 2**31, 2**32 - 1, 2**32 + 5):
+        chunk = make_plan(CONFIG, HPARAMS, NUM_RUNS, seed, chunk_size=NUM_RUNS).chunk(0)
+        key = jax.random.fold_in(jax.random.key(seed), 1)
+        expected = jax.random.split(key, 3)[2]  # what `init` leaves to the run
+        begun = segments.begin(chunk, programs)[1].key[1]
+        np.testing.assert_array_equal(begun, jax.random.key_data(expected))
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_finished_runs_are_evaluated_all_at_once_as_each_alone(chunk, whole, deterministic):
     state, _ = whole
