@@ -70,6 +70,7 @@ def test_the_default_program_comes_first_and_the_largest_before_all():
     ]
 
 
+@pytest.mark.slow
 def test_measuring_on_the_cpu(tmp_path, monkeypatch):
     """A program that trains to its end, one that is not compiled, and the files that they leave."""
     broken = gpu.Variant(options={"xla_there_is_no_such_option": "1"})

@@ -224,6 +224,7 @@ def test_a_grid_is_one_program_and_a_static_axis_of_two_is_two():
     assert counted.cache_info().misses == 2
 
 
+@pytest.mark.slow
 def test_groups_come_back_in_the_order_of_the_settings(swept):
     """Static axes may alternate, and may have other numbers of updates."""
     other = tiny(total_timesteps=2 * 16, num_epochs=1, num_minibatches=1)

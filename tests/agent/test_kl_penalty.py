@@ -45,6 +45,7 @@ def underflowing(flipped):
 # Coefficient 0 is the program without the penalty
 
 
+@pytest.mark.slow
 def test_coefficient_0_is_the_program_without_the_penalty():
     hparams = floats(ppo.HParams(learning_rate=0.02))
     with_penalty, without = (compiled_train(tiny(kl_penalty=on))(hparams, KEY) for on in (True, False))

@@ -47,6 +47,7 @@ def test_statistics_by_hand():
     np.testing.assert_array_equal(bandit_facts.overtaking(one[:, None]), [2, 4])
 
 
+@pytest.mark.slow
 def test_command_writes_everything_and_repeats_itself(tmp_path, capsys):
     assert bandit.run_bandit(num_seeds=5, seed=3, out=tmp_path / "a") == 0
     printed = capsys.readouterr().out

@@ -48,6 +48,7 @@ def results_of(chunk, num_episodes=3):
     return [leaf.tobytes() for leaf in leaves], compiled.num_bytes
 
 
+@pytest.mark.slow
 def test_kept_programs_compute_the_same_bits_and_nothing_is_compiled_again(directory, compilations):
     chunk = chunk_of()
     first = results_of(chunk)
@@ -86,6 +87,7 @@ def test_a_file_of_something_else_is_as_none(tmp_path, content):
     assert programs._load(tmp_path / "missing", chunk_of().shape) is None
 
 
+@pytest.mark.slow
 def test_a_program_that_jaxs_own_cache_has_is_kept_too(directory, compilations):
     chunk = chunk_of()
     segments.compile_programs(chunk.config, chunk.shape)

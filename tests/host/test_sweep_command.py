@@ -72,6 +72,7 @@ def test_a_sweep_leaves_a_complete_directory_and_can_be_drawn_again(write, tmp_p
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_drawn_again(write, tmp_path, capsys):
     out = tmp_path / "out"
     run("train", write(BASE), "--num-seeds", 2, "--out", out, code=0, capsys=capsys)
@@ -80,6 +81,7 @@ def test_a_finished_run_is_drawn_again(write, tmp_path, capsys):
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_and_writes_nothing(write, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write(BASE + "[grid]\nbootstrap_truncated = [true, false]\ngamma = [0.9, 0.8]\n")

@@ -235,6 +235,7 @@ def test_evaluations_are_where_they_were_asked_for_and_at_the_end(whole):
 # Further than it was meant to go
 
 
+@pytest.mark.slow
 def test_a_larger_total_goes_on_and_says_what_the_learning_rate_does(finished, whole, capsys):
     errors = run("resume", finished, "--config.total-timesteps", 1024, code=0, capsys=capsys).err
     assert "extended from 512 to 1,024 steps per run" in errors

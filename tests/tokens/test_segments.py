@@ -28,6 +28,7 @@ def at_once():
     return runs().advance(runs().start(KEYS), 3)
 
 
+@pytest.mark.slow
 def test_where_a_run_is_cut_changes_no_bit():
     state, first = runs().advance(runs().start(KEYS), 1)
     state, rest = runs().advance(runs().put(runs().take(state)), 2)

@@ -128,6 +128,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_compiled(config, hpa
         ppo.sweep(config, hparams, 2)
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_swept_but_not_kept(tmp_path):
     task = dataclasses.replace(TASK, shared=shared)
     config = tokens.TokenConfig(task=task, num_updates=1, batch_size=4, num_epochs=1, num_minibatches=1)
