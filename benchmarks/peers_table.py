@@ -11,6 +11,7 @@ Row = dict[str, Any]  # part, trainer, runs; then what was measured, or "failed"
 Ratios = Callable[[Row, Row], list[float]]  # (ours, peer) -> how many times as fast ours is, turn by turn
 
 START = {"num_runs": 16, "total_timesteps": 100_000}
+NOISE = 50.0  # MiB that the peak of the same process differs by from start to start
 MEMORY = {"num_runs": 256, "total_timesteps": 500_000}
 NOTES = (
     "CartPole, 64-64 tanh actor and critic, 4 environments x 128 steps, 4 epochs x 4 minibatches. Each trainer as it "
@@ -147,12 +148,19 @@ def memory_table(rows: list[Row]) -> list[str]:
         if "failed" in row or "failed" in ours:
             lines.append(f"| {name} | failed: {row.get('failed', 'ours did')} | | | | | |")
             continue
-        grown, ours_grown = row["memory"] - row["few"], max(1.0, ours["memory"] - ours["few"])
+        grown, ours_grown = row["memory"] - row["few"], ours["memory"] - ours["few"]
         whole = f"{'' if row['finished'] else 'at least '}{row['memory']:,.0f}"
         lines.append(
             f"| {name} | {whole} | {row['memory'] / ours['memory']:.1f} | {row['few']:,.0f} | {grown:,.0f} "
-            f"| {grown / ours_grown:.1f} | {RETURNS[name]} |"
+            f"| {_times(grown, ours_grown)} | {RETURNS[name]} |"
         )
     if "purejaxrl" not in here:
         lines += ["", "No trainer that returns metrics of every step was measured: no checkout of PureJaxRL was given."]
     return lines
+
+
+def _times(grown: float, ours: float) -> str:
+    """How many times as much one grew, as far as that is more than what the same process differs by."""
+    if grown < NOISE:
+        return "-"
+    return f"over {grown / NOISE:.0f}" if ours < NOISE else f"{grown / ours:.1f}"

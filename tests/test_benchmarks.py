@@ -112,6 +112,14 @@ def test_memory_is_compared_with_ours():
     assert "no checkout of PureJaxRL was given" in text
 
 
+def test_growth_that_is_within_what_processes_differ_by_is_no_ratio():
+    ours = {"part": "memory", "trainer": "ours", "runs": 256, "few": 900.0, "memory": 890.0, "finished": True}
+    peer = {"part": "memory", "trainer": "purejaxrl", "runs": 256, "few": 800.0, "memory": 2500.0, "finished": True}
+    text = "\n".join(peers_table.memory_table([ours, peer]))
+    assert "| ours | 890 | 1.0 | 900 | -10 | - | metrics of every update |" in text
+    assert "| purejaxrl | 2,500 | 2.8 | 800 | 1,700 | over 34 | metrics of every environment step |" in text
+
+
 def test_parts_that_were_not_measured_again_stay():
     start = {"part": "start", "trainer": "ours", "runs": 16, "cold": [1.0], "warm": [1.0]}
     old = document(speed_row("ours", 1, [1.0]), start)
