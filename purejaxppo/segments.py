@@ -205,15 +205,11 @@ def _word(x: jax.Array) -> jax.Array:
 
 def _metrics(chunk: Chunk, words: np.ndarray) -> Any:
     """The metrics whose bits are [n, updates, fields], leaves [n, updates]."""
-    fields = kinds.of(chunk.config).metrics._fields
-    columns = dict(zip(fields, np.ascontiguousarray(np.moveaxis(words, -1, 0)), strict=True))
-    return kinds.of(chunk.config).metrics(
-        **{name: _number(column, TYPES.get(name, np.float32)) for name, column in columns.items()}
-    )
-
-
-def _number(word: np.ndarray, dtype: Any) -> np.ndarray:
-    return word.view(np.float32) if dtype is np.float32 else word.astype(dtype)
+    kind = kinds.of(chunk.config)
+    columns = np.ascontiguousarray(np.moveaxis(words, -1, 0))
+    types = (TYPES.get(name, np.float32) for name in kind.metrics._fields)
+    leaves = zip(columns, types, strict=True)
+    return kind.metrics(*(x.view(dtype) if dtype is np.float32 else x.astype(dtype) for x, dtype in leaves))
 
 
 def _evaluate(config: Any, num_episodes: int, deterministic: bool, key: jax.Array, state: TrainState) -> Episodes:
