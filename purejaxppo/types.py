@@ -26,7 +26,7 @@ class Transition(NamedTuple):
     dist_params: jax.Array  # [T, N, P] float32, the action distribution that was sampled from
     log_prob: jax.Array  # [T, N] float32, nats
     value: jax.Array  # [T, N] float32
-    next_value: jax.Array  # [T, N] float32, of the true successor: the final observation where an episode ends
+    next_value: jax.Array  # [T, N] float32, of the true successor: a final observation if truncated; 0 if terminated
     reward: jax.Array  # [T, N] float32, of the environment
     terminated: jax.Array  # [T, N] bool, the environment ended the episode
     truncated: jax.Array  # [T, N] bool, the time limit was reached

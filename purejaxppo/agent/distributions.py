@@ -69,13 +69,13 @@ class Choice(NamedTuple):
     def log_prob(self, action: jax.Array) -> jax.Array:
         """[...] int32 -> [...], nats."""
         taken = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
-        return jnp.sum(jax.nn.log_softmax(self.logits), axis=-1, where=taken)
+        return ops.sum_choices(jnp.where(taken, ops.log_softmax(self.logits), 0.0))
 
     def entropy(self) -> jax.Array:
         """[...], nats."""
-        log_probs = jax.nn.log_softmax(self.logits)
+        log_probs = ops.log_softmax(self.logits)
         probs = jnp.exp(log_probs)
-        return -jnp.sum(probs * jnp.where(probs > 0, log_probs, 0.0), axis=-1)
+        return -ops.sum_choices(probs * jnp.where(probs > 0, log_probs, 0.0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,7 @@ class Env:
       obs_shape: its shape before it was flattened, without the mask; (O,) where it had none.
       num_masked: entries at its end that say which actions are allowed (1) and which are not (0); 0 without a mask.
       actions: what `step` takes.
+      time_limit: an episode is truncated after so many steps and no fewer; 1 where that is not known.
       reset: key -> (obs [O], state).
       prepare: key -> what depends on nothing else in a step: where it would reset to, unless that is large.
       advance: (prepared, state, action) -> EnvStep; resets by itself at an episode's end.
@@ -79,6 +80,7 @@ class Env:
     obs_shape: tuple[int, ...]
     num_masked: int
     actions: Discrete | MultiDiscrete | Box
+    time_limit: int
     reset: Callable[[jax.Array], tuple[jax.Array, Any]]
     prepare: Callable[[jax.Array], Any]
     advance: Callable[[Any, Any, jax.Array], EnvStep]
@@ -153,6 +155,7 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
         obs_shape=_shape(features) or (num_features - mask,),
         num_masked=mask,
         actions=actions,
+        time_limit=_time_limit(env, params),
         reset=reset,
         prepare=draw_first if in_parts else lambda key: key,
         advance=step_to_first if in_parts else whole_step,
@@ -164,6 +167,15 @@ def _steps_as_gymnax_does(env: Any) -> bool:
     from gymnax.environments.environment import Environment
 
     return isinstance(env, Environment) and type(env).step is Environment.step
+
+
+def _time_limit(env: Any, params: Any) -> int:
+    """The `time_limit` of an environment of gymnax's own, which all count their steps; of others nothing is known."""
+    return max(1, int(params.max_steps_in_episode)) if _is_of_gymnax(env) else 1
+
+
+def _is_of_gymnax(env: Any) -> bool:
+    return type(env).__module__.split(".")[0] == "gymnax"
 
 
 class _Deferred(types.ModuleType):
@@ -179,7 +191,7 @@ class _Deferred(types.ModuleType):
 def comes_with_gymnax(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> bool:
     """Whether gymnax's version says what the environment does, as it does not of one that a user registered."""
     env, _ = _construct(name, dict(env_params))
-    return type(env).__module__.split(".")[0] == "gymnax"
+    return _is_of_gymnax(env)
 
 
 def _import_gymnax() -> Any:

@@ -127,6 +127,18 @@ def init(network: ActorCritic, key: jax.Array, obs: jax.Array, log_std_init: jax
     return {"params": leaves}
 
 
+def split(params: Any) -> tuple[Any, Any]:
+    """The parameters of the actor, a shared trunk included, and those of the critic alone."""
+    modules = params["params"]
+    actor = {name: leaves for name, leaves in modules.items() if name.startswith("actor_")}
+    return actor, {name: leaves for name, leaves in modules.items() if name not in actor}
+
+
+def joined(actor: Any, critic: Any) -> Any:
+    """What `split` took apart."""
+    return {"params": actor | critic}
+
+
 def policy(network: ActorCritic, params: Any, obs: jax.Array) -> jax.Array:
     """Without memory: obs [..., O] -> parameters of the action distribution [..., P]."""
     return cast(jax.Array, network.apply(params, obs, method="policy")[0])
@@ -185,21 +197,40 @@ def forget(memory: Any, ended: jax.Array) -> Any:
 
 
 def values(
-    network: ActorCritic, params: Any, obs: jax.Array, final_obs: jax.Array, ended: jax.Array, memory: Any
+    network: ActorCritic,
+    params: Any,
+    obs: jax.Array,
+    last_obs: jax.Array,
+    final_obs: jax.Array,
+    ended: jax.Array,
+    truncated: jax.Array,
+    num_stretches: int,
+    memory: Any,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """The critic on a rollout: values of the states and of their true successors.
+    """The critic on a rollout: values of the states and, unless they are terminal, of their true successors.
+
+    The successor of a state is the next one of the rollout, except where the episode was truncated: only there is the
+    critic evaluated on the final observation.
 
     Args:
       obs, final_obs: [T, N, O] float32, as the networks see them; of each state and of its true successor.
+      last_obs: [N, O] float32, the one that follows the rollout.
       ended: [T, N] bool, the episode ended at this step.
+      truncated: [T, N] bool, because of its time limit.
+      num_stretches: K, a divisor of T; in none of K equal stretches is an environment truncated more than once.
       memory: [N, H] of the critic before the first step, or ().
 
     Returns:
       Both [T, N] float32, and the memory after the last step.
     """
     if not network.recurrent:
-        value_, next_value = value(network, params, jnp.stack([obs, final_obs]))
-        return value_, next_value, memory
+        stretches = (num_stretches, len(obs) // num_stretches)
+        step_of_limit = jnp.argmax(truncated.reshape(*stretches, -1), axis=1, keepdims=True)
+        at_limit = jnp.take_along_axis(final_obs.reshape(*stretches, *last_obs.shape), step_of_limit[..., None], axis=1)
+        all_values = value(network, params, jnp.concatenate([obs, last_obs[None], at_limit[:, 0]]))
+        final = jnp.repeat(all_values[len(obs) + 1 :], stretches[1], axis=0)
+        following = all_values[1 : len(obs) + 1]
+        return all_values[: len(obs)], jnp.where(truncated, final, following), memory
 
     def step(memory: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         obs, final_obs, ended = inputs

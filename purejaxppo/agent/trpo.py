@@ -43,7 +43,8 @@ def improve(
         value_loss = ppo.fit_loss(params, hparams, network, minibatch)
         return hparams.vf_coef * value_loss, (policy_loss, value_loss)
 
-    epoch = functools.partial(ppo.epoch, config, ppo.make_optimizer(hparams, learning_rate), critic_loss)
+    gradients = jax.grad(critic_loss, has_aux=True)
+    epoch = functools.partial(ppo.epoch, config, ppo.make_optimizer(hparams, learning_rate), gradients)
     (params, opt_state), losses = jax.lax.scan(
         lambda carry, permutation: epoch(carry, batch, permutation), (params, opt_state), permutations
     )
@@ -70,11 +71,11 @@ def policy_step(
       Parameters; the norm of the policy gradient, the policy loss after the step, and the accepted fraction of the
       step, () float32 each.
     """
-    actor, critic = _split(params)
+    actor, critic = networks.split(params)
     advantages = ops.standardize(batch.advantages) if config.normalize_advantages else batch.advantages
 
     def evaluate(actor: Any) -> tuple[jax.Array, jax.Array]:
-        dist_params = networks.batch_policy(network, _joined(actor, critic), batch)
+        dist_params = networks.batch_policy(network, networks.joined(actor, critic), batch)
         log_ratio = network.actions.distribution(dist_params).log_prob(batch.action) - batch.log_prob
         kl = network.actions.kl(batch.dist_params, dist_params)
         return jnp.mean(ops.surrogate(log_ratio, advantages)), jnp.mean(kl)
@@ -92,15 +93,4 @@ def policy_step(
         )
     else:
         actor, step_scale = jax.tree.map(jnp.add, actor, step), jnp.ones(())
-    return _joined(actor, critic), optax.tree.norm(gradient), -evaluate(actor)[0], step_scale
-
-
-def _split(params: Any) -> tuple[Any, Any]:
-    """The parameters of the actor, and those of the critic."""
-    modules = params["params"]
-    actor = {name: leaves for name, leaves in modules.items() if name.startswith("actor_")}
-    return actor, {name: leaves for name, leaves in modules.items() if name not in actor}
-
-
-def _joined(actor: Any, critic: Any) -> Any:
-    return {"params": actor | critic}
+    return networks.joined(actor, critic), optax.tree.norm(gradient), -evaluate(actor)[0], step_scale

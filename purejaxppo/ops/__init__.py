@@ -1,6 +1,7 @@
 """The maths: arrays in, arrays out, per element. The caller takes the mean or the masked mean."""
 
 from purejaxppo.ops.advantages import discounted_sums, gae, standardize
+from purejaxppo.ops.choices import log_softmax, sum_choices
 from purejaxppo.ops.kl import adapt_kl_coef, kl_categorical, kl_k1, kl_k2, kl_k3, kl_normal
 from purejaxppo.ops.optimizer import clipped_adam
 from purejaxppo.ops.stats import (
@@ -37,11 +38,13 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "kl_normal",
+    "log_softmax",
     "merge_moments",
     "moments",
     "natural_step",
     "standard_score",
     "standardize",
+    "sum_choices",
     "surrogate",
     "value_loss",
 ]

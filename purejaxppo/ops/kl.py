@@ -10,6 +10,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from purejaxppo.ops.choices import log_softmax, sum_choices
+
 
 def kl_k1(log_ratio: jax.Array) -> jax.Array:
     """k1 = -log ratio. Unbiased; negative for about half of the samples."""
@@ -43,12 +45,12 @@ def kl_categorical(old_logits: jax.Array, new_logits: jax.Array) -> jax.Array:
       AssertionError: while tracing, when the shapes differ.
     """
     chex.assert_equal_shape([old_logits, new_logits])
-    old_log_probs = jax.nn.log_softmax(old_logits)
-    new_log_probs = jax.nn.log_softmax(new_logits)
+    old_log_probs = log_softmax(old_logits)
+    new_log_probs = log_softmax(new_logits)
     probs = jnp.exp(old_log_probs)
     taken = probs > 0
     log_ratio = jnp.where(taken, new_log_probs, 0.0) - jnp.where(taken, old_log_probs, 0.0)
-    return -jnp.sum(probs * log_ratio, axis=-1)
+    return -sum_choices(probs * log_ratio)
 
 
 def kl_normal(old_mean: jax.Array, old_log_std: jax.Array, new_mean: jax.Array, new_log_std: jax.Array) -> jax.Array:
