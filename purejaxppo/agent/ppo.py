@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from purejaxppo import ops
+from purejaxppo import devices, ops
 from purejaxppo.agent import networks
 from purejaxppo.config import Config, HParams
 from purejaxppo.types import Batch, Improvement
@@ -139,10 +139,10 @@ def gradients(
 ) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     """The gradients of `loss`, and (policy loss, value loss).
 
-    Where actor and critic share nothing, the critic's are finished before the actor's are begun: the activations of
-    one network stay in a CPU's cache where those of both do not.
+    On a CPU, where actor and critic share nothing, the critic's are finished before the actor's are begun: the
+    activations of one network stay in its cache where those of both do not.
     """
-    if config.shared_trunk:
+    if config.shared_trunk or devices.on_accelerator():
         return jax.grad(loss, has_aux=True)(params, config, hparams, network, minibatch, kl_coef)
     actor, critic = networks.split(params)
 
