@@ -355,6 +355,27 @@ def test_cores_have_bounds(arguments, devices):
     assert run_python(program, timeout=60).strip() == str(devices)
 
 
+LOOPS_PROGRAM = """
+import os, jax, purejaxppo as ppo
+from purejaxppo import devices
+before = devices.has_kernel_loops()
+ppo.use_all_cores()
+loop = jax.jit(lambda x: jax.lax.fori_loop(0, 9, lambda i, x: jax.numpy.sin(x) + 1, x)).lower(jax.numpy.ones(400))
+print(before, devices.has_kernel_loops(), "xla_cpu_small_call" in loop.compile().as_text(), os.environ["XLA_FLAGS"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "made"),
+    [("", "True True"), ("--xla_dump_to=", "True True"), ("--xla_backend_extra_options=a=1", "False False")],
+)
+def test_small_loops_become_kernels_unless_the_user_decides(flags, made):
+    before, *now, kept = run_python(LOOPS_PROGRAM, timeout=60, XLA_FLAGS=flags).split(maxsplit=3)
+    assert (before, " ".join(now)) == ("False", made)
+    assert kept.strip().startswith(flags)
+    assert (devices_module.KERNEL_LOOPS in kept) == (made == "True True")
+
+
 @pytest.mark.parametrize(("at_least", "at_most", "allowed"), [(1, 0, 1), (3, 2, 3)])
 def test_bounds_of_cores_that_exclude_each_other_are_refused(at_least, at_most, allowed):
     with pytest.raises(ValueError, match=f"at_most = {at_most}: must be at least {allowed}"):

@@ -55,8 +55,8 @@ def connected(address: str | None) -> Iterator[Any]:
 def on_ray(ray: Any, plan: Plan, indices: Sequence[int]) -> Iterator[tuple[int, Any]]:
     """Trains chunks as Ray tasks, in whatever order they finish; a task whose worker dies is begun again elsewhere.
 
-    Each task gets as many devices as the plan gives a chunk, wherever it runs, so its numbers are those of this
-    machine. On CPUs it asks Ray for half as many cores as it has devices: two tasks then share a machine, and one
+    Each task gets as many devices as the plan gives a chunk, and on CPUs this process's XLA_FLAGS, wherever it runs, so
+    its numbers are those of this machine. On CPUs it asks Ray for half as many cores as it has devices: two tasks then share a machine, and one
     computes while the other compiles or waits.
     """
     on_cpu = jax.default_backend() == "cpu"
@@ -66,15 +66,16 @@ def on_ray(ray: Any, plan: Plan, indices: Sequence[int]) -> Iterator[tuple[int, 
         devices = chunk.shape.num_devices
         needs = {"num_cpus": max(1, devices // 2)} if on_cpu else {"num_cpus": 1, "num_gpus": devices}
         task = ray.remote(max_retries=RETRIES, **needs)(train_remotely)
-        pending[task.remote(chunk, on_cpu)] = index
+        pending[task.remote(chunk, on_cpu, os.environ.get("XLA_FLAGS", ""))] = index
     while pending:
         (done,), _ = ray.wait(list(pending), num_returns=1)
         yield pending.pop(done), ray.get(done)
 
 
-def train_remotely(chunk: Chunk, on_cpu: bool) -> Any:
+def train_remotely(chunk: Chunk, on_cpu: bool, xla_flags: str) -> Any:
     """What a worker does."""
     if on_cpu:
+        os.environ["XLA_FLAGS"] = xla_flags
         with contextlib.suppress(RuntimeError):  # JAX has started: this worker has trained a chunk before
             jax.config.update("jax_num_cpu_devices", chunk.shape.num_devices)
     _, metrics = train_chunk(compile_group(chunk.config, chunk.shape), chunk)

@@ -60,6 +60,28 @@ def test_every_environment_fits(name):
         assert (flag.shape, flag.dtype) == ((3, 2), jnp.bool_)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(BUILTIN) - {"MNISTBandit-bsuite"}))
+def test_no_episode_is_truncated_before_its_time_limit(name):
+    """And the next begins its count anew, so that truncations stand no closer than the limit."""
+    _, params = envs._construct(name, {})
+    limit = type(params.max_steps_in_episode)(3)
+    env = envs.make(name, (("max_steps_in_episode", limit),))
+    assert env.time_limit == 3
+    _, steps = jax.jit(lambda: rollout(env, num_steps=12))()
+    ended, since = np.asarray(steps.terminated | steps.truncated), np.zeros(2, int)
+    for t in range(12):
+        since += 1
+        assert not (np.asarray(steps.truncated[t]) & (since < 3)).any()
+        since[ended[t]] = 0
+    assert ended.any()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 500), ("FrozenLake-misc", 100), ("Counter-test", 1)])
+def test_time_limits_are_known_of_gymnax_alone(name, limit):
+    assert envs.make(name).time_limit == limit
+
+
 @pytest.mark.parametrize("name", ["DiscountingChain-bsuite", "FrozenLake-misc", "SimpleBandit-bsuite", "MetaMaze-misc"])
 def test_an_environment_first_made_inside_one_program_works_in_the_next(name):
     """Arrays that a constructor makes must not belong to the program that was being traced."""

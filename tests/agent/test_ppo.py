@@ -125,6 +125,31 @@ def slow_improve(config, hparams, num_epochs):
     return structure.unflatten(theta), np.mean(seen, axis=0)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"shared_trunk": True}, {"network": "gru"}, {"kl_penalty": True}],
+    ids=lambda x: "".join(x) or "apart",
+)
+def test_gradients_one_network_after_the_other_are_those_of_the_loss(changes):
+    config = tiny(num_envs=4, total_timesteps=32, **changes)
+    env = envs.make(config.env)
+    network = networks.make(config, env)
+    hparams = ppo.HParams(ent_coef=0.3, vf_coef=0.7)
+
+    def both(key):
+        state = ppo.init(config, hparams, key)
+        _, transition = agent_rollout.collect(config, env, network, state, jax.random.key(1))
+        batch = estimate(config, hparams, transition, state.memory)
+        params = jax.tree.map(lambda x: x * 1.1 + 0.01, state.params)
+        inputs = (params, config, hparams, network, batch, 0.5)
+        return agent_ppo.gradients(*inputs), jax.grad(agent_ppo.loss, has_aux=True)(*inputs)
+
+    (actual, losses), (expected, all_losses) = jax.jit(both)(jax.random.key(0))
+    assert_close(actual, expected)
+    assert_close(losses, all_losses)
+    assert all((np.abs(leaf) > 0).any() for leaf in jax.tree.leaves(actual))
+
+
 TWINS = {
     # A large adam_eps keeps the first step from being the same whatever the scale of the gradient.
     "global norm clipped": (CONFIG, ppo.HParams(learning_rate=0.05, max_grad_norm=0.1, adam_eps=0.1)),

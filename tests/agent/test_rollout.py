@@ -1,5 +1,6 @@
 """One rollout: what is stored is what the policy and the critic said at sampling time, at the states it says."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 import purejaxppo as ppo
+from purejaxppo import devices
 from purejaxppo.agent import envs, networks, rollout
-from tests.helpers import tiny
+from tests.helpers import assert_close, tiny
 
 COUNTER = tiny(env="Counter-test", env_params={"max_steps_in_episode": 3})
 
@@ -169,3 +171,72 @@ def test_another_key_draws_other_actions_and_the_same_key_the_same():
 def test_environments_of_one_run_draw_different_actions(cartpole):
     _, _, transition = cartpole
     assert (np.asarray(transition.action[:, 0]) != np.asarray(transition.action[:, 1])).any()
+
+
+def collected(config, time_limit=None):
+    """One rollout of this config, (state after it, transition), as if the environment's time limit were another."""
+    env = envs.make(config.env, config.env_params)
+    env = dataclasses.replace(env, time_limit=time_limit or env.time_limit)
+    network = networks.make(config, env)
+
+    def collect(key):
+        state = ppo.init(config, ppo.HParams(), key)
+        return rollout.collect(config, env, network, state, jax.random.key(1))
+
+    return jax.jit(collect)(jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "limit", "stretches"), [(32, 6, 8), (32, 7, 8), (32, 8, 4), (30, 9, 5), (7, 5, 7)]
+)
+def test_final_observations_valued_where_truncated_alone_are_those_valued_everywhere(num_steps, limit, stretches):
+    """CartPole falls after nine steps or more, so every episode reaches a limit below."""
+    config = tiny(num_steps=num_steps, total_timesteps=2 * num_steps, env_params={"max_steps_in_episode": limit})
+    assert envs.make(config.env, config.env_params).time_limit == limit
+    assert rollout.num_stretches(num_steps, limit) == stretches
+    (_, few), (_, all_) = collected(config), collected(config, time_limit=1)
+    assert few.truncated.sum() == 2 * (num_steps // limit)
+    assert_close(few, all_)
+    assert (np.abs(few.next_value - np.roll(few.value, -1, 0))[np.asarray(few.truncated)] > 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "limit", "expected"),
+    [(128, 500, 1), (128, 128, 1), (128, 127, 2), (128, 64, 2), (128, 1, 128), (12, 5, 3), (7, 6, 7), (1, 3, 1)],
+)
+def test_stretches_are_equal_and_no_longer_than_the_limit(num_steps, limit, expected):
+    assert rollout.num_stretches(num_steps, limit) == expected
+
+
+def test_a_terminal_state_has_no_value():
+    _, transition = collected(tiny(env="Counter-test", env_params={"terminal_step": 3, "max_steps_in_episode": 3}))
+    np.testing.assert_array_equal(transition.next_value[2], 0.0)
+    assert (transition.next_value[:2] != 0).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_steps": 32},
+        {"env": "Pendulum-v1", "normalize_observations": True},
+        {"env": "MemoryChain-bsuite", "network": "gru"},
+        {"env": "FrozenLake-misc"},
+        {"env": "Masked-test"},
+    ],
+    ids=lambda changes: changes.get("env", "CartPole-v1"),
+)
+def test_one_environment_after_another_is_the_same_rollout(changes, monkeypatch):
+    config = tiny(**changes, num_envs=3, total_timesteps=3 * changes.get("num_steps", 8))
+    monkeypatch.setattr(devices, "has_kernel_loops", lambda: False)
+    state, transition = collected(config)
+    monkeypatch.setattr(devices, "has_kernel_loops", lambda: True)
+    assert rollout.steps_in_turn(config)
+    turn_state, turn_transition = collected(config)
+    assert_close(turn_transition, transition)
+    assert_close(turn_state, state)
+
+
+@pytest.mark.parametrize("changes", [{"num_envs": 9}, {"hidden_sizes": (65,)}, {"network": "cnn"}])
+def test_large_or_many_environments_step_side_by_side(changes):
+    assert rollout.steps_in_turn(ppo.Config())
+    assert not rollout.steps_in_turn(tiny(**changes, total_timesteps=1000))
