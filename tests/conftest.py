@@ -1,4 +1,4 @@
-"""Starts JAX on two CPU devices with the fastest compilation, and registers the test environments."""
+"""Starts JAX on two CPU devices as `use_all_cores` does, with the fastest compilation; registers the environments."""
 
 import os
 
@@ -7,6 +7,10 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 
 import jax
 
+import purejaxppo  # noqa: F401
+from purejaxppo import devices
+
+os.environ["XLA_FLAGS"] += f" {devices.KERNEL_LOOPS}"
 jax.config.update("jax_num_cpu_devices", 2)
 
 from tests import environments  # noqa: E402 (gymnax starts JAX)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 FEW = 8  # inputs or outputs
-FEW_ON_CPU = 4  # outputs that a CPU is faster with one at a time
+FEW_ON_CPU = 4  # inputs or outputs that a CPU is faster with one at a time
 
 # The derivative of an activation, where its output tells.
 SLOPES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -39,22 +39,26 @@ def reverse(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _reverse(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return plain(x, kernel)
+    """Of few inputs a sum with a term for each, which fuses with the activation that follows."""
+    if len(kernel) > FEW_ON_CPU:
+        return plain(x, kernel)
+    return functools.reduce(jnp.add, [x[..., i : i + 1] * row for i, row in enumerate(kernel)])
 
 
 def _reverse_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return plain(x, kernel), (x, kernel)
+    return _reverse(x, kernel), (x, kernel)
 
 
 def _reverse_backward(kept: tuple[jax.Array, jax.Array], grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The kernel's gradient is a product of x transposed, which XLA computes faster than a sum over both first axes.
 
     Turned over as integers, since XLA would make that sum of it again; where runs are batched, it does all the same.
+    The kernel itself is not turned over for the gradient of x, since one run's would be copied.
     """
     x, kernel = kept
     whole = jax.lax.bitcast_convert_type(x.reshape(-1, x.shape[-1]), jnp.int32)
     transposed = jax.lax.bitcast_convert_type(whole.T, jnp.float32)
-    return grads @ kernel.T, transposed @ grads.reshape(-1, grads.shape[-1])
+    return jnp.einsum("...h,kh->...k", grads, kernel), transposed @ grads.reshape(-1, grads.shape[-1])
 
 
 _reverse.defvjp(_reverse_forward, _reverse_backward)

@@ -56,8 +56,8 @@ def on_ray(ray: Any, plan: Plan, indices: Sequence[int]) -> Iterator[tuple[int, 
     """Trains chunks as Ray tasks, in whatever order they finish; a task whose worker dies is begun again elsewhere.
 
     Each task gets as many devices as the plan gives a chunk, and on CPUs this process's XLA_FLAGS, wherever it runs, so
-    its numbers are those of this machine. On CPUs it asks Ray for half as many cores as it has devices: two tasks then share a machine, and one
-    computes while the other compiles or waits.
+    its numbers are those of this machine. On CPUs it asks Ray for half as many cores as it has devices: two tasks then
+    share a machine, and one computes while the other compiles or waits.
     """
     on_cpu = jax.default_backend() == "cpu"
     pending = {}

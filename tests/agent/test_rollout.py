@@ -226,7 +226,7 @@ def test_a_terminal_state_has_no_value():
     ids=lambda changes: changes.get("env", "CartPole-v1"),
 )
 def test_one_environment_after_another_is_the_same_rollout(changes, monkeypatch):
-    config = tiny(**changes, num_envs=3, total_timesteps=3 * changes.get("num_steps", 8))
+    config = tiny(**changes, num_envs=4, total_timesteps=4 * changes.get("num_steps", 8))
     monkeypatch.setattr(devices, "has_kernel_loops", lambda: False)
     state, transition = collected(config)
     monkeypatch.setattr(devices, "has_kernel_loops", lambda: True)
