@@ -7,7 +7,6 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 
 import jax
 
-import purejaxppo  # noqa: F401
 from purejaxppo import devices
 
 os.environ["XLA_FLAGS"] += f" {devices.KERNEL_LOOPS}"
