@@ -367,7 +367,11 @@ print(before, devices.has_kernel_loops(), "xla_cpu_small_call" in loop.compile()
 
 @pytest.mark.parametrize(
     ("flags", "made"),
-    [("", "True True"), ("--xla_dump_to=", "True True"), ("--xla_backend_extra_options=a=1", "False False")],
+    [
+        ("", "True True"),
+        ("--xla_dump_to=", "True True"),
+        ("--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=9", "False False"),
+    ],
 )
 def test_small_loops_become_kernels_unless_the_user_decides(flags, made):
     before, *now, kept = run_python(LOOPS_PROGRAM, timeout=60, XLA_FLAGS=flags).split(maxsplit=3)

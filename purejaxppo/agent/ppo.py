@@ -146,18 +146,17 @@ def gradients(
         return jax.grad(loss, has_aux=True)(params, config, hparams, network, minibatch, kl_coef)
     actor, critic = networks.split(params)
 
-    def critic_loss(critic: Any) -> tuple[jax.Array, jax.Array]:
+    def of_critic(critic: Any) -> tuple[jax.Array, jax.Array]:
         value_loss = fit_loss(networks.joined(actor, critic), hparams, network, minibatch)
         return hparams.vf_coef * value_loss, value_loss
 
-    critic_grads, value_loss = jax.grad(critic_loss, has_aux=True)(critic)
-    critic_grads, minibatch = jax.lax.optimization_barrier((critic_grads, minibatch))
+    def of_actor(actor: Any, minibatch: Batch) -> tuple[jax.Array, jax.Array]:
+        return actor_loss(networks.joined(actor, critic), config, hparams, network, minibatch, kl_coef)
 
-    def actor_loss(actor: Any) -> tuple[jax.Array, jax.Array]:
-        return policy_loss(networks.joined(actor, critic), config, hparams, network, minibatch, kl_coef)
-
-    actor_grads, policy_loss_ = jax.grad(actor_loss, has_aux=True)(actor)
-    return networks.joined(actor_grads, critic_grads), (policy_loss_, value_loss)
+    critic_grads, value_loss = jax.grad(of_critic, has_aux=True)(critic)
+    critic_grads, after = jax.lax.optimization_barrier((critic_grads, minibatch))
+    actor_grads, policy_loss = jax.grad(of_actor, has_aux=True)(actor, after)
+    return networks.joined(actor_grads, critic_grads), (policy_loss, value_loss)
 
 
 def loss(
@@ -173,12 +172,12 @@ def loss(
     Returns:
       () float32, and (policy loss, value loss), both () float32.
     """
-    total, policy_loss_ = policy_loss(params, config, hparams, network, minibatch, kl_coef)
+    total, policy_loss = actor_loss(params, config, hparams, network, minibatch, kl_coef)
     value_loss = fit_loss(params, hparams, network, minibatch)
-    return total + hparams.vf_coef * value_loss, (policy_loss_, value_loss)
+    return total + hparams.vf_coef * value_loss, (policy_loss, value_loss)
 
 
-def policy_loss(
+def actor_loss(
     params: Any,
     config: Config,
     hparams: HParams,
@@ -186,17 +185,17 @@ def policy_loss(
     minibatch: Batch,
     kl_coef: jax.typing.ArrayLike,
 ) -> tuple[jax.Array, jax.Array]:
-    """The terms of `loss` that the actor has a part in, () float32; and the same without the entropy's."""
+    """What `loss` is without the critic's part, () float32; and the policy loss, which leaves out the entropy too."""
     advantages = minibatch.advantages
     if config.normalize_advantages:
         advantages = ops.standardize(advantages)
     dist_params = networks.batch_policy(network, params, minibatch)
     policy = network.actions.distribution(dist_params)
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
-    objective = -jnp.mean(ops.clipped_surrogate(log_ratio, advantages, hparams.clip_eps))
+    policy_loss = -jnp.mean(ops.clipped_surrogate(log_ratio, advantages, hparams.clip_eps))
     if config.kl_penalty:
-        objective += kl_coef * jnp.mean(network.actions.kl(minibatch.dist_params, dist_params))
-    return objective - hparams.ent_coef * jnp.mean(policy.entropy()), objective
+        policy_loss += kl_coef * jnp.mean(network.actions.kl(minibatch.dist_params, dist_params))
+    return policy_loss - hparams.ent_coef * jnp.mean(policy.entropy()), policy_loss
 
 
 def fit_loss(params: Any, hparams: HParams, network: networks.ActorCritic, minibatch: Batch) -> jax.Array:
