@@ -175,7 +175,7 @@ def _segment(
     def step(index: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
         state, words = carry
         state, metrics = kind.update(config, kind.hparams(*hparams), state)
-        return state, words.at[index].set(jnp.stack([_word(leaf) for leaf in metrics]))
+        return state, words.at[index].set(_words(metrics))
 
     blank = jnp.zeros((most, len(kind.metrics._fields)), jnp.int32)
     state, words = jax.lax.fori_loop(0, num_updates, step, (keyed(state), blank))
@@ -198,18 +198,26 @@ def _length(num_updates: int, mesh: Mesh) -> jax.Array:
     return jax.device_put(np.int32(num_updates), NamedSharding(mesh, PartitionSpec()))
 
 
-def _word(x: jax.Array) -> jax.Array:
-    """The bits of a number."""
-    return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+def _in_order(metrics: Any) -> list[str]:
+    """The fields of metrics as `_words` has them: what is float32 first, so that its bits are taken at once."""
+    return sorted(metrics._fields, key=TYPES.__contains__)
+
+
+def _words(metrics: Any) -> jax.Array:
+    """The bits of one update's metrics, [fields] int32."""
+    leaves = [getattr(metrics, name) for name in _in_order(metrics)]
+    num_reals = len(leaves) - len(TYPES.keys() & set(metrics._fields))
+    reals, others = jnp.stack(leaves[:num_reals]), jnp.stack([leaf.astype(jnp.int32) for leaf in leaves[num_reals:]])
+    return jnp.concatenate([jax.lax.bitcast_convert_type(reals, jnp.int32), others])
 
 
 def _metrics(chunk: Chunk, words: np.ndarray) -> Any:
     """The metrics whose bits are [n, updates, fields], leaves [n, updates]."""
     kind = kinds.of(chunk.config)
-    columns = np.ascontiguousarray(np.moveaxis(words, -1, 0))
-    types = (TYPES.get(name, np.float32) for name in kind.metrics._fields)
-    leaves = zip(columns, types, strict=True)
-    return kind.metrics(*(x.view(dtype) if dtype is np.float32 else x.astype(dtype) for x, dtype in leaves))
+    columns = zip(_in_order(kind.metrics), np.ascontiguousarray(np.moveaxis(words, -1, 0)), strict=True)
+    types = {name: TYPES.get(name, np.float32) for name in kind.metrics._fields}
+    leaves = {name: x.view(np.float32) if types[name] is np.float32 else x.astype(types[name]) for name, x in columns}
+    return kind.metrics(**leaves)
 
 
 def _evaluate(config: Any, num_episodes: int, deterministic: bool, key: jax.Array, state: TrainState) -> Episodes:

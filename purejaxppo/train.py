@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from purejaxppo import devices, ops
 from purejaxppo.agent import envs, networks, ppo, rollout, trpo
@@ -161,6 +162,7 @@ def estimate(config: Config, hparams: HParams, transition: Transition, memory: M
         transition.truncated,
         hparams.gamma,
         hparams.gae_lambda,
+        unroll=1 if devices.has_kernel_loops() else 16,  # one kernel already, which is compiled sooner
     )
     batch = Batch(
         obs=transition.obs,
@@ -221,7 +223,7 @@ def summarize(
         explained_variance=ops.explained_variance(batch.value, batch.value_targets),
         learning_rate=learning_rate,
         kl_coef=kl_coef,
-        all_finite=jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(checked)]).all(),
+        all_finite=jnp.isfinite(ravel_pytree(checked)[0]).all(),
         **improvement._asdict(),
     )
 

@@ -145,7 +145,7 @@ def make(name: str, env_params: tuple[tuple[str, Any], ...] = ()) -> Env:
         next_obs, next_state = jax.tree.map(functools.partial(jax.lax.select, ended), first, (obs, state))
         return told(next_obs, next_state, reward, terminated, truncated, obs)
 
-    first_obs, first_state = jax.eval_shape(reset, jax.random.key(0))
+    first_obs, first_state = jax.eval_shape(lambda: reset(jax.random.key(0)))
     num_features = first_obs.shape[0]
     size = sum(leaf.size for leaf in jax.tree.leaves((first_obs, first_state)))
     in_parts = size <= MAX_PREPARED and _steps_as_gymnax_does(env)

@@ -5,35 +5,43 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
-from jax.nn.initializers import Initializer
 
 from purejaxppo.agent import products
 
 
-def orthogonal(scale: float) -> Initializer:
-    """Orthogonal rows or columns, whichever are fewer, times `scale`; uniform over all such matrices.
+def orthonormal(key: jax.Array, shapes: Sequence[tuple[int, int]]) -> list[jax.Array]:
+    """Matrices with orthonormal rows or columns, whichever are fewer; independent, and uniform over all such.
 
-    By Gram-Schmidt on a Gaussian matrix instead of the usual QR: a batched LAPACK call, which `vmap` makes of QR,
-    waits for itself for ever on two-core machines under jaxlib 0.10, and runs one matrix at a time on a GPU.
+    Drawn all at once, and those of one shape made side by side: what a program starts with is compiled, too. By
+    Gram-Schmidt on Gaussian matrices instead of the usual QR: a batched LAPACK call, which `vmap` makes of QR, waits
+    for itself for ever on two-core machines under jaxlib 0.10, and runs one matrix at a time on a GPU.
 
     Source: Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
     """
+    ends = np.cumsum([rows * columns for rows, columns in shapes])
+    normals = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
+    alike: dict[tuple[int, int], list[int]] = {}
+    for index, shape in enumerate(shapes):
+        alike.setdefault((min(shape), max(shape)), []).append(index)
+    bases: dict[int, jax.Array] = {}
+    for shape, indices in alike.items():
+        vectors = jnp.stack([normals[index].reshape(shape) for index in indices])
+        bases |= zip(indices, jax.vmap(_gram_schmidt)(vectors), strict=True)
+    return [bases[index] if rows <= columns else bases[index].T for index, (rows, columns) in enumerate(shapes)]
 
-    def init(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-        del out_sharding
-        columns = jax.random.normal(key, (min(shape), max(shape)), dtype)
 
-        def step(basis: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-            column = columns[index]
-            for _ in range(2):  # once loses orthogonality to rounding; twice is enough (Giraud et al. 2005)
-                column = column - basis.T @ (basis @ column)
-            return basis.at[index].set(column / jnp.linalg.norm(column)), None
+def _gram_schmidt(vectors: jax.Array) -> jax.Array:
+    """Linearly independent vectors [K, N] -> an orthonormal basis of what they span, [K, N]."""
 
-        basis, _ = jax.lax.scan(step, jnp.zeros_like(columns), jnp.arange(min(shape)))
-        return scale * (basis if shape[0] <= shape[1] else basis.T)
+    def step(basis: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+        vector = vectors[index]
+        for _ in range(2):  # once loses orthogonality to rounding; twice is enough (Giraud et al. 2005)
+            vector = vector - basis.T @ (basis @ vector)
+        return basis.at[index].set(vector / jnp.linalg.norm(vector)), None
 
-    return init
+    return jax.lax.scan(step, jnp.zeros_like(vectors), jnp.arange(len(vectors)))[0]
 
 
 class Dense(nn.Module):
@@ -41,7 +49,7 @@ class Dense(nn.Module):
 
     Attributes:
       size: H, outputs.
-      scale: of the orthogonal weights at the start.
+      scale: of the orthogonal weights at the start; W itself starts full of it, see `ActorCritic.init`.
       activation: name of a function in `jax.nn`.
       dtype: of what is multiplied, x and W; the sum with b is float32.
       out_dtype: of the result.
@@ -57,7 +65,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", orthogonal(self.scale), (x.shape[-1], self.size))
+        kernel = self.param("kernel", nn.initializers.constant(self.scale), (x.shape[-1], self.size))
         bias = self.param("bias", nn.initializers.zeros, (self.size,))
         x = x.astype(self.dtype)
         if self.form == "few_passes":
@@ -136,7 +144,6 @@ class RecurrentTrunk(nn.Module):
     def __call__(self, obs: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
         """obs [..., O], memory [..., H] -> features [..., H], memory after the step."""
         features = Trunk(self.hidden_sizes[:-1], self.activation, self.dtype, self.form)(obs)
-        # The default initialiser of the unit is the LAPACK one that may hang; see `orthogonal`.
-        size, init = self.hidden_sizes[-1], orthogonal(1.0)
+        size, init = self.hidden_sizes[-1], nn.initializers.constant(1.0)  # a scale, as of `Dense`
         memory, features = nn.GRUCell(size, kernel_init=init, recurrent_kernel_init=init)(memory, features)
         return features, memory

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from purejaxppo import ops
-from purejaxppo.agent import distributions
+from purejaxppo.agent import distributions, layers
 from purejaxppo.agent.envs import Env, Spaces
 from purejaxppo.agent.layers import Dense, ImageTrunk, RecurrentTrunk, Trunk
 from purejaxppo.config import Config
@@ -56,6 +56,16 @@ class ActorCritic(nn.Module):
         self.actor_head = Dense(num_outputs, scale=0.01, dtype=self.dtype, form=self.form)
         self.actor_log_std = self.param("actor_log_std", nn.initializers.zeros, (num_outputs,)) if has_std else None
         self.critic_head = Dense(1, scale=1.0, dtype=self.dtype, form=self.form)
+
+    @nn.nowrap
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Parameters at random, from one key: every matrix is an orthonormal one times its layer's scale.
+
+        With their scales the layers fill their matrices themselves; what is random is drawn here, all at once.
+        """
+        leaves, structure = jax.tree.flatten(super().init(rngs, *args, **kwargs))
+        matrices = iter(layers.orthonormal(rngs, [leaf.shape for leaf in leaves if leaf.ndim == 2]))
+        return jax.tree.unflatten(structure, [leaf * next(matrices) if leaf.ndim == 2 else leaf for leaf in leaves])
 
     def policy(self, obs: jax.Array, memory: Any = ()) -> tuple[jax.Array, Any]:
         """obs [..., O], memory [..., H] -> parameters of the action distribution [..., P], memory after the step."""

@@ -4,6 +4,7 @@ Bad input ends with one line on standard error and exit code 2 before anything i
 finite with exit code 1 after everything is saved; a training that was asked to end with 130 or 143 after a checkpoint.
 """
 
+import atexit
 import dataclasses
 import functools
 import gc
@@ -81,9 +82,10 @@ class Train(Experiment):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    gc.set_threshold(
-        100_000
-    )  # tracing makes many objects and little garbage: an eighth of the time to the first update
+    # Tracing makes many objects and little garbage: an eighth of the time to the first update. What is left at the end
+    # of the process would be searched for garbage once more, for a quarter of a second.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if argv else 2

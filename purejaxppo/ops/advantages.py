@@ -17,6 +17,7 @@ def gae(
     truncated: jax.Array,
     gamma: jax.typing.ArrayLike,
     gae_lambda: jax.typing.ArrayLike,
+    unroll: int = 16,
 ) -> jax.Array:
     """Generalised advantage estimates.
 
@@ -34,6 +35,7 @@ def gae(
       truncated: [T, ...] bool, a time limit ended the episode at step t.
       gamma: () discount factor.
       gae_lambda: () decay of the trace.
+      unroll: steps in a turn of the loop: an accelerator takes longer to launch so small a step than to compute it.
 
     Returns:
       [T, ...] float32 advantages, in units of return.
@@ -52,8 +54,7 @@ def gae(
         advantage = delta_t + decay_t * advantage
         return advantage, advantage
 
-    # Unrolled, since an accelerator takes longer to launch so small a step than to compute it.
-    _, advantages = jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=16)
+    _, advantages = jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=unroll)
     return advantages
 
 

@@ -94,7 +94,7 @@ def test_a_dry_run_tells_and_writes_nothing(write, tmp_path, capsys, monkeypatch
 
 def test_a_diverged_run_is_exit_code_1(write, tmp_path, capsys):
     path = write(
-        BASE.replace("[config]\n", '[config]\nactivation = "relu"\n') + "[grid]\nlearning_rate = [1e-3, 1e6]\n"
+        BASE.replace("[config]\n", '[config]\nactivation = "relu"\n') + "[grid]\nlearning_rate = [1e-3, 1e30]\n"
     )
     run("sweep", path, "--num-seeds", 2, "--out", tmp_path / "out", code=1, capsys=capsys)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
