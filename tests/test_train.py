@@ -259,7 +259,7 @@ def test_every_config_field_changes_the_result(field):
     else:
         base["kl_early_stopping"] = field not in ("kl_early_stopping", "algorithm")
     stopping = HPARAMS._replace(target_kl=np.float32(1e-9 if field in ("kl_early_stopping",) else 1e6))
-    stopping = floats(stopping._replace(kl_coef=1.0, max_kl=2.0))
+    stopping = floats(stopping._replace(kl_coef=1.0, max_kl=8.0))  # far enough to step back more than once
     config = tiny(**base)
     other = dataclasses.replace(config, **{field: OTHER_CONFIGS[field]})
     before, after = (jax.jit(functools.partial(ppo.train, c))(stopping, KEY) for c in (config, other))
