@@ -205,10 +205,9 @@ def _in_order(metrics: Any) -> list[str]:
 
 def _words(metrics: Any) -> jax.Array:
     """The bits of one update's metrics, [fields] int32."""
-    leaves = [getattr(metrics, name) for name in _in_order(metrics)]
-    num_reals = len(leaves) - len(TYPES.keys() & set(metrics._fields))
-    reals, others = jnp.stack(leaves[:num_reals]), jnp.stack([leaf.astype(jnp.int32) for leaf in leaves[num_reals:]])
-    return jnp.concatenate([jax.lax.bitcast_convert_type(reals, jnp.int32), others])
+    reals = [leaf for name, leaf in metrics._asdict().items() if name not in TYPES]
+    others = [leaf.astype(jnp.int32) for name, leaf in metrics._asdict().items() if name in TYPES]
+    return jnp.concatenate([jax.lax.bitcast_convert_type(jnp.stack(reals), jnp.int32), jnp.stack(others)])
 
 
 def _metrics(chunk: Chunk, words: np.ndarray) -> Any:
