@@ -1,13 +1,14 @@
 """Hidden layers: of vectors, of images, and with a memory; and how their weights start."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from purejaxppo import ops
 from purejaxppo.agent import products
 
 
@@ -50,7 +51,7 @@ class Dense(nn.Module):
     Attributes:
       size: H, outputs.
       scale: of the orthogonal weights at the start; W itself starts full of it, see `ActorCritic.init`.
-      activation: name of a function in `jax.nn`.
+      activation: name of a `products.function`.
       dtype: of what is multiplied, x and W; the sum with b is float32.
       out_dtype: of the result.
       form: how it is computed: "plain", or by `products` as is fast for learning, "reverse" or "few_passes".
@@ -72,7 +73,7 @@ class Dense(nn.Module):
             return products.affine(x, kernel, bias, self.activation, self.out_dtype)
         product = products.reverse if self.form == "reverse" and self.dtype == jnp.float32 else products.plain
         outputs = product(x, kernel.astype(self.dtype)) + bias
-        return cast(jax.Array, getattr(jax.nn, self.activation)(outputs).astype(self.out_dtype))
+        return products.function(self.activation)(outputs).astype(self.out_dtype)
 
 
 class Trunk(nn.Module):
@@ -80,7 +81,7 @@ class Trunk(nn.Module):
 
     Attributes:
       hidden_sizes: widths.
-      activation: name of a function in `jax.nn`.
+      activation: name of a `products.function`.
       dtype, form: as of `Dense`; features are of the same type.
     """
 
@@ -145,5 +146,6 @@ class RecurrentTrunk(nn.Module):
         """obs [..., O], memory [..., H] -> features [..., H], memory after the step."""
         features = Trunk(self.hidden_sizes[:-1], self.activation, self.dtype, self.form)(obs)
         size, init = self.hidden_sizes[-1], nn.initializers.constant(1.0)  # a scale, as of `Dense`
-        memory, features = nn.GRUCell(size, kernel_init=init, recurrent_kernel_init=init)(memory, features)
+        cell = nn.GRUCell(size, activation_fn=ops.tanh, kernel_init=init, recurrent_kernel_init=init)
+        memory, features = cell(memory, features)
         return features, memory

@@ -21,7 +21,7 @@ class ActorCritic(nn.Module):
 
     Attributes:
       hidden_sizes: widths of the hidden layers.
-      activation: name of a function in `jax.nn`.
+      activation: name of a `products.function`.
       shared_trunk: whether both use the same hidden layers.
       actions: the kind of action distribution.
       image_shape: (height, width, channels) of an observation; () for a vector.

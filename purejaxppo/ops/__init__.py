@@ -1,5 +1,6 @@
 """The maths: arrays in, arrays out, per element. The caller takes the mean or the masked mean."""
 
+from purejaxppo.ops.activations import tanh, tanh_slope
 from purejaxppo.ops.advantages import discounted_sums, gae, standardize
 from purejaxppo.ops.choices import log_softmax, sum_choices
 from purejaxppo.ops.kl import adapt_kl_coef, kl_categorical, kl_k1, kl_k2, kl_k3, kl_normal
@@ -46,5 +47,7 @@ __all__ = [
     "standardize",
     "sum_choices",
     "surrogate",
+    "tanh",
+    "tanh_slope",
     "value_loss",
 ]
