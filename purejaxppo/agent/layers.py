@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from purejaxppo import ops
 from purejaxppo.agent import products
 
 
@@ -146,6 +145,6 @@ class RecurrentTrunk(nn.Module):
         """obs [..., O], memory [..., H] -> features [..., H], memory after the step."""
         features = Trunk(self.hidden_sizes[:-1], self.activation, self.dtype, self.form)(obs)
         size, init = self.hidden_sizes[-1], nn.initializers.constant(1.0)  # a scale, as of `Dense`
-        cell = nn.GRUCell(size, activation_fn=ops.tanh, kernel_init=init, recurrent_kernel_init=init)
+        cell = nn.GRUCell(size, activation_fn=products.function("tanh"), kernel_init=init, recurrent_kernel_init=init)
         memory, features = cell(memory, features)
         return features, memory

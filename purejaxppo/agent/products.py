@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from purejaxppo import ops
+from purejaxppo import devices, ops
 
 FEW = 8  # inputs or outputs
 FEW_ON_CPU = 4  # inputs or outputs that a CPU is faster with one at a time
@@ -27,8 +27,10 @@ SLOPES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def function(activation: str) -> Callable[[jax.Array], jax.Array]:
-    """The activation of that name: our own where it is faster, or of `jax.nn`."""
-    return ops.tanh if activation == "tanh" else cast(Callable, getattr(jax.nn, activation))
+    """The activation of that name: our own on a CPU, which is faster there, or of `jax.nn`."""
+    if activation == "tanh" and not devices.on_accelerator():
+        return ops.tanh
+    return cast(Callable, getattr(jax.nn, activation))
 
 
 def plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
