@@ -16,6 +16,9 @@ from purejaxppo.agent import networks
 from purejaxppo.config import Config, HParams
 from purejaxppo.types import Batch, Improvement
 
+# Elements of arrays of parameters that a CPU keeps as one vector while it learns: apart each costs 9 kernels a step.
+SMALL_ON_CPU = 512
+
 
 class Losses(NamedTuple):
     """Of one optimiser step."""
@@ -66,9 +69,11 @@ def improve(
       Parameters, optimiser state, and what was done.
     """
     optimizer = make_optimizer(hparams, learning_rate)
+    packing = ops.Packing(params, 0 if devices.on_accelerator() else SMALL_ON_CPU)
 
-    def minibatch_gradients(params: Any, minibatch: Batch) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-        return gradients(params, config, hparams, network, minibatch, kl_coef)
+    def minibatch_gradients(packed: Any, minibatch: Batch) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+        grads, losses = gradients(packing.unpack(packed), config, hparams, network, minibatch, kl_coef)
+        return packing.pack(grads), losses
 
     def stoppable_epoch(
         carry: tuple[Any, ...], permutation: jax.Array
@@ -78,19 +83,20 @@ def improve(
         weights = jnp.broadcast_to(running, losses.policy_loss.shape)
         if not config.kl_early_stopping:
             return ((params, opt_state, old[2]), running), (weights, losses)
-        new = (params, opt_state, diagnose(hparams, network, params, batch))
+        new = (params, opt_state, diagnose(hparams, network, packing.unpack(params), batch))
         kept = jax.tree.map(lambda new, old: jnp.where(running, new, old), new, old)
         return (kept, running & ~(kept[2].approx_kl > hparams.target_kl)), (weights, losses)
 
     zero = Diagnostics(*jnp.zeros(len(Diagnostics._fields)))
-    carry = ((params, opt_state, zero), jnp.array(True))
-    ((params, opt_state, diagnostics), _), (weights, losses) = jax.lax.scan(stoppable_epoch, carry, permutations)
+    carry = ((packing.pack(params), packing.pack_all(opt_state), zero), jnp.array(True))
+    ((packed, opt_state, diagnostics), _), (weights, losses) = jax.lax.scan(stoppable_epoch, carry, permutations)
+    params = packing.unpack(packed)
     if not config.kl_early_stopping:
         diagnostics = diagnose(hparams, network, params, batch)
     losses = jax.tree.map(lambda x: jnp.mean(x, where=weights), losses)
     return (
         params,
-        opt_state,
+        packing.unpack_all(opt_state),
         Improvement(
             **losses._asdict(),
             **diagnostics._asdict(),
@@ -125,8 +131,19 @@ def epoch(
         params = optax.apply_updates(params, updates)
         return (params, opt_state), Losses(policy_loss, value_loss, optax.tree.norm(grads))
 
+    return jax.lax.scan(step, carry, minibatches(config, batch, permutation))
+
+
+def minibatches(config: Config, batch: Batch, permutation: jax.Array) -> Batch:
+    """The rows of the batch in the order of the permutation [rows], leaves [num_minibatches, rows, ...].
+
+    Advantages are standardised within each minibatch: here and not in the loss, since they depend on no parameters.
+    """
     shuffled = permutation.reshape(config.num_minibatches, -1)
-    return jax.lax.scan(step, carry, jax.tree.map(lambda x: x[shuffled], batch))
+    cut = jax.tree.map(lambda x: x[shuffled], batch)
+    if config.normalize_advantages:
+        cut = cut._replace(advantages=jax.vmap(ops.standardize)(cut.advantages))
+    return cut
 
 
 def gradients(
@@ -169,6 +186,9 @@ def loss(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """-surrogate + vf_coef * value loss - ent_coef * entropy (+ kl_coef * KL), each a mean over the minibatch.
 
+    Args:
+      minibatch: as `minibatches` gives it: its advantages are used as they are.
+
     Returns:
       () float32, and (policy loss, value loss), both () float32.
     """
@@ -186,13 +206,10 @@ def actor_loss(
     kl_coef: jax.typing.ArrayLike,
 ) -> tuple[jax.Array, jax.Array]:
     """What `loss` is without the critic's part, () float32; and the policy loss, which leaves out the entropy too."""
-    advantages = minibatch.advantages
-    if config.normalize_advantages:
-        advantages = ops.standardize(advantages)
     dist_params = networks.batch_policy(network, params, minibatch)
     policy = network.actions.distribution(dist_params)
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
-    policy_loss = -jnp.mean(ops.clipped_surrogate(log_ratio, advantages, hparams.clip_eps))
+    policy_loss = -jnp.mean(ops.clipped_surrogate(log_ratio, minibatch.advantages, hparams.clip_eps))
     if config.kl_penalty:
         policy_loss += kl_coef * jnp.mean(network.actions.kl(minibatch.dist_params, dist_params))
     return policy_loss - hparams.ent_coef * jnp.mean(policy.entropy()), policy_loss

@@ -196,7 +196,7 @@ def test_every_ratio_is_1_before_the_first_step():
 
 def test_the_surrogate_of_the_rollout_policy_is_the_mean_advantage():
     network, params, _, batch, _ = collected()
-    config = tiny(num_envs=4, total_timesteps=32, normalize_advantages=False)
+    config = tiny(num_envs=4, total_timesteps=32)
     _, (policy_loss, _) = agent_ppo.loss(params, config, ppo.HParams(), network, batch)
     np.testing.assert_allclose(policy_loss, -np.mean(batch.advantages), rtol=1e-4)
 
