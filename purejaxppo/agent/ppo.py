@@ -16,9 +16,6 @@ from purejaxppo.agent import networks
 from purejaxppo.config import Config, HParams
 from purejaxppo.types import Batch, Improvement
 
-# Elements of arrays of parameters that a CPU keeps as one vector while it learns: apart each costs 9 kernels a step.
-SMALL_ON_CPU = 512
-
 
 class Losses(NamedTuple):
     """Of one optimiser step."""
@@ -69,11 +66,9 @@ def improve(
       Parameters, optimiser state, and what was done.
     """
     optimizer = make_optimizer(hparams, learning_rate)
-    packing = ops.Packing(params, 0 if devices.on_accelerator() else SMALL_ON_CPU)
 
-    def minibatch_gradients(packed: Any, minibatch: Batch) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-        grads, losses = gradients(packing.unpack(packed), config, hparams, network, minibatch, kl_coef)
-        return packing.pack(grads), losses
+    def minibatch_gradients(params: Any, minibatch: Batch) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+        return gradients(params, config, hparams, network, minibatch, kl_coef)
 
     def stoppable_epoch(
         carry: tuple[Any, ...], permutation: jax.Array
@@ -83,20 +78,19 @@ def improve(
         weights = jnp.broadcast_to(running, losses.policy_loss.shape)
         if not config.kl_early_stopping:
             return ((params, opt_state, old[2]), running), (weights, losses)
-        new = (params, opt_state, diagnose(hparams, network, packing.unpack(params), batch))
+        new = (params, opt_state, diagnose(hparams, network, params, batch))
         kept = jax.tree.map(lambda new, old: jnp.where(running, new, old), new, old)
         return (kept, running & ~(kept[2].approx_kl > hparams.target_kl)), (weights, losses)
 
     zero = Diagnostics(*jnp.zeros(len(Diagnostics._fields)))
-    carry = ((packing.pack(params), packing.pack_all(opt_state), zero), jnp.array(True))
-    ((packed, opt_state, diagnostics), _), (weights, losses) = jax.lax.scan(stoppable_epoch, carry, permutations)
-    params = packing.unpack(packed)
+    carry = ((params, opt_state, zero), jnp.array(True))
+    ((params, opt_state, diagnostics), _), (weights, losses) = jax.lax.scan(stoppable_epoch, carry, permutations)
     if not config.kl_early_stopping:
         diagnostics = diagnose(hparams, network, params, batch)
     losses = jax.tree.map(lambda x: jnp.mean(x, where=weights), losses)
     return (
         params,
-        packing.unpack_all(opt_state),
+        opt_state,
         Improvement(
             **losses._asdict(),
             **diagnostics._asdict(),

@@ -4,7 +4,7 @@ from purejaxppo.ops.activations import tanh, tanh_slope
 from purejaxppo.ops.advantages import discounted_sums, gae, standardize
 from purejaxppo.ops.choices import log_softmax, sum_choices
 from purejaxppo.ops.kl import adapt_kl_coef, kl_categorical, kl_k1, kl_k2, kl_k3, kl_normal
-from purejaxppo.ops.optimizer import Packing, clipped_adam
+from purejaxppo.ops.optimizer import clipped_adam
 from purejaxppo.ops.stats import (
     Moments,
     clip_fraction,
@@ -23,7 +23,6 @@ from purejaxppo.ops.trust_region import (
 
 __all__ = [
     "Moments",
-    "Packing",
     "adapt_kl_coef",
     "backtracking_line_search",
     "clip_fraction",

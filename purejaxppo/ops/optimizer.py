@@ -1,12 +1,10 @@
 """Adam on clipped gradients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 BETA_1, BETA_2 = 0.9, 0.999
 
@@ -52,50 +50,3 @@ def clipped_adam(
         return updates, (clipped, adam._replace(count=count, mu=mu, nu=nu), scaled)
 
     return optax.GradientTransformation(chain.init, update)
-
-
-class Packing:
-    """Small leaves of a tree gathered into one vector: of many small arrays each would cost a program kernels.
-
-    Optimisers work on packed trees as on any other. Packing and unpacking change no bit.
-
-    Args:
-      tree: arrays, as all that are packed later; float32.
-      limit: elements that a small leaf has at most.
-    """
-
-    def __init__(self, tree: Any, limit: int) -> None:
-        leaves, self._structure = jax.tree.flatten(tree)
-        self._is_small = [leaf.size <= limit for leaf in leaves]
-        vector, self._unravel = ravel_pytree(self._chosen(leaves, True))
-        self._packed_structure = jax.tree.structure((vector, self._chosen(leaves, False)))
-
-    def pack(self, tree: Any) -> tuple[jax.Array, list[jax.Array]]:
-        """The small leaves [elements], and the others as they are."""
-        leaves = jax.tree.leaves(tree)
-        return ravel_pytree(self._chosen(leaves, True))[0], self._chosen(leaves, False)
-
-    def unpack(self, packed: tuple[jax.Array, list[jax.Array]]) -> Any:
-        """The tree of which `pack` made this."""
-        small, large = iter(self._unravel(packed[0])), iter(packed[1])
-        return jax.tree.unflatten(self._structure, [next(small if is_small else large) for is_small in self._is_small])
-
-    def pack_all(self, state: Any) -> Any:
-        """An optimiser's state with all in it that looks like the tree packed."""
-        return _map_like(self._structure, self.pack, state)
-
-    def unpack_all(self, state: Any) -> Any:
-        """The state of which `pack_all` made this."""
-        return _map_like(self._packed_structure, self.unpack, state)
-
-    def _chosen(self, leaves: list[jax.Array], is_small: bool) -> list[jax.Array]:
-        return [leaf for leaf, small in zip(leaves, self._is_small, strict=True) if small == is_small]
-
-
-def _map_like(structure: Any, function: Callable[[Any], Any], tree: Any) -> Any:
-    """Applies a function to every subtree of that structure."""
-
-    def found(node: Any) -> bool:
-        return bool(jax.tree.structure(node) == structure)
-
-    return jax.tree.map(lambda node: function(node) if found(node) else node, tree, is_leaf=found)

@@ -1,6 +1,5 @@
 """Clipped Adam against optax's chain of the same transformations."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,53 +49,3 @@ def test_a_gradient_that_is_no_number_is_seen():
     optimizer = ops.clipped_adam(0.1, 0.5, 1e-5)
     updates, _ = optimizer.update(jnp.array([jnp.nan, 1.0]), optimizer.init(jnp.zeros(2)))
     assert np.isnan(updates).all()
-
-
-LAYERS = {
-    "head": {"bias": np.float32([1.0]), "kernel": np.float32([[2.0], [3.0]])},
-    "hidden": {"bias": np.float32([4.0, 5.0]), "kernel": np.arange(6, dtype=np.float32).reshape(3, 2)},
-}
-
-
-def test_packing_gathers_small_leaves_by_hand():
-    packing = ops.Packing(LAYERS, limit=2)
-    vector, large = packing.pack(LAYERS)
-    np.testing.assert_array_equal(vector, [1, 2, 3, 4, 5])
-    assert [leaf.shape for leaf in large] == [(3, 2)]
-    chex.assert_trees_all_equal(packing.unpack((vector, large)), LAYERS)
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 6, 1000])
-def test_packing_changes_no_bit(limit):
-    packing = ops.Packing(LAYERS, limit)
-    chex.assert_trees_all_equal(packing.unpack(packing.pack(LAYERS)), LAYERS)
-    state = ops.clipped_adam(1e-3, 0.5, 1e-5).init(LAYERS)
-    packed = packing.pack_all(state)
-    chex.assert_trees_all_equal_structs(packed[1].mu, packing.pack(LAYERS))
-    chex.assert_trees_all_equal(packing.unpack_all(packed), state)
-
-
-@pytest.mark.parametrize("max_grad_norm", [0.5, np.inf])
-def test_packed_parameters_learn_as_any(max_grad_norm):
-    """The norm of the gradients is summed in another order, and nothing else differs."""
-    optimizer, packing = ops.clipped_adam(1e-2, max_grad_norm, 1e-5), ops.Packing(LAYERS, limit=2)
-    params, state = LAYERS, optimizer.init(LAYERS)
-    packed, packed_state = packing.pack(params), packing.pack_all(state)
-    for seed in range(3):
-        grads = jax.tree.map(lambda x, seed=seed: np.float32(np.cos(seed + x)), LAYERS)
-        updates, state = optimizer.update(grads, state)
-        params = optax.apply_updates(params, updates)
-        updates, packed_state = optimizer.update(packing.pack(grads), packed_state)
-        packed = optax.apply_updates(packed, updates)
-    chex.assert_trees_all_close(packing.unpack(packed), params, rtol=1e-6)
-    chex.assert_trees_all_close(packing.unpack_all(packed_state), state, rtol=1e-6)
-
-
-def test_packing_of_runs_side_by_side():
-    runs = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), LAYERS)
-
-    def twice(tree):
-        packing = ops.Packing(tree, limit=2)
-        return packing.unpack(jax.tree.map(lambda x: 2 * x, packing.pack(tree)))
-
-    chex.assert_trees_all_equal(jax.jit(jax.vmap(twice))(runs), jax.tree.map(lambda x: 2 * x, runs))
